@@ -1,0 +1,234 @@
+"""The config tree: a Config says *what* to build, the arguments of `build` say *with whom*.
+
+A component derives from `Configurable` and nests its `Config`, a dataclass with ``kw_only`` and ``slots``::
+
+    class Profiler(Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            interval_steps: int = 0
+            \"\"\"Write a trace every this many steps; 0 is never.\"\"\"
+
+        def __init__(self, config: Config, *, dump_folder: str) -> None: ...
+
+    profiler = Profiler.Config(interval_steps=10).build(dump_folder="outputs")
+
+A tree of Configs is mutable while it is composed and sealed before it is built. It knows no framework.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from hyper_parallel.config.errors import Fault
+
+ProductT_co = TypeVar("ProductT_co", covariant=True)
+NodeT = TypeVar("NodeT", bound="ConfigNode")
+
+
+class Buildable(Protocol[ProductT_co]):
+    """Whatever makes a product from runtime arguments: our Configs and a `Target` alike."""
+
+    def build(self, **runtime: Any) -> ProductT_co: ...
+
+
+class Sealable:
+    """An object whose attributes can be frozen once and for all."""
+
+    __slots__ = ("_sealed",)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_sealed", False):
+            raise AttributeError(
+                f"{type(self).__qualname__}.{name}: this config is sealed, so what was saved is what is built; "
+                "use derive() for a changed copy"
+            )
+        object.__setattr__(self, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is open again: the seal belongs to the tree that was saved, not to what is derived from it.
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(kw_only=True, slots=True)
+class ConfigNode(Sealable):
+    """A typed dataclass in the config tree: a section of plain data, or the base of every nested `Config`."""
+
+    def faults(self) -> Iterator[Fault]:
+        """Faults of this node by itself, with paths relative to it. Rules across sections belong to the root."""
+        return iter(())
+
+    def traverse(self, path: str = "") -> Iterator[tuple[str, ConfigNode]]:
+        """Yields (dotted path, node) for this node and every node below it, parents first."""
+        yield path, self
+        for f in dataclasses.fields(self):
+            yield from _traverse_value(getattr(self, f.name), f"{path}.{f.name}" if path else f.name)
+
+    def replace_all(self, kind: type[NodeT], change: Callable[[NodeT], Any]) -> int:
+        """Puts `change(node)` in the place of every node of type `kind` below this one; returns how many.
+
+        Children are replaced before their parents, so `change` sees finished subtrees.
+        """
+        count = 0
+
+        def visit(value: Any) -> Any:
+            nonlocal count
+            if isinstance(value, ConfigNode):
+                for f in dataclasses.fields(value):
+                    old = getattr(value, f.name)
+                    new = visit(old)
+                    if new is not old:
+                        setattr(value, f.name, new)
+                if isinstance(value, kind) and value is not self:
+                    count += 1
+                    return change(value)
+            elif isinstance(value, (list, tuple)):
+                items = [visit(item) for item in value]
+                if any(a is not b for a, b in zip(items, value, strict=True)):
+                    return type(value)(items)
+            elif isinstance(value, dict):
+                new_dict = {k: visit(v) for k, v in value.items()}
+                if any(new_dict[k] is not v for k, v in value.items()):
+                    return new_dict
+            return value
+
+        visit(self)
+        return count
+
+    def derive(self, **changes: Any) -> Self:
+        """An independent, open copy with `changes` to its own fields."""
+        other = copy.deepcopy(self)
+        names = {f.name for f in dataclasses.fields(self)}
+        for name, value in changes.items():
+            if name not in names:
+                raise TypeError(f"{type(self).__qualname__} has no field {name!r}; it has {', '.join(sorted(names))}")
+            setattr(other, name, value)
+        return other
+
+    def seal(self) -> None:
+        """Freezes this node and every node below it."""
+        for _, node in self.traverse():
+            object.__setattr__(node, "_sealed", True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The subtree as plain dicts, lists and scalars, for logs and JSON. Built-by-class nodes carry `_target_`."""
+        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+class Configurable:
+    """Base of every component that is built from a nested Config.
+
+    A subclass nests ``class Config(Configurable.Config)`` and takes it as first argument of ``__init__``; what it
+    needs at run time comes as keyword arguments. A subclass without a Config of its own gets an equal one that
+    builds the subclass, never its parent.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ConfigNode):
+        """Base of every nested Config."""
+
+        owner: ClassVar[type[Any]]
+        """The class that `build` makes an instance of."""
+
+        def build(self, **runtime: Any) -> Any:
+            """Makes the configured object.
+
+            Raises:
+                TypeError: a runtime argument has the name of a configured field, so two values would compete.
+            """
+            clash = sorted({f.name for f in dataclasses.fields(self)} & runtime.keys())
+            if clash:
+                raise TypeError(
+                    f"{type(self).__qualname__}.build: {', '.join(clash)} given both in the config and at run time"
+                )
+            return type(self).owner(self, **runtime)
+
+        def to_dict(self) -> dict[str, Any]:
+            # Named bases: dataclass(slots=True) makes a second class, which a bare super() would not find.
+            return {"_target_": target_path(type(self)), **ConfigNode.to_dict(self)}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        config = cls.__dict__.get("Config")
+        if config is None:
+            # The inherited Config builds the parent, so a subclass that adds no field needs one of its own.
+            config = dataclass(kw_only=True, slots=True)(
+                type(
+                    "Config",
+                    (cls.Config,),
+                    {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config", "__doc__": cls.__doc__},
+                )
+            )
+            cls.Config = config  # type: ignore[misc]
+        elif not ("__dataclass_params__" in config.__dict__ and "__slots__" in config.__dict__):
+            raise TypeError(f"{cls.__qualname__}.Config: decorate it with @dataclass(kw_only=True, slots=True)")
+        config.owner = cls
+
+
+@dataclass(frozen=True, slots=True)
+class Slot(Generic[ProductT_co]):
+    """What a slot's field says about itself, under the key ``"slot"`` of its metadata."""
+
+    runtime: tuple[str, ...]
+    """Names of the arguments that the trainer passes to `build`."""
+
+
+def slot(
+    default: Callable[[], Buildable[Any]] | None,
+    *,
+    runtime: str = "",
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that holds a Buildable.
+
+    `default` makes the default Config (usually a Config class); None makes the slot optional. `runtime` names, space
+    separated, what the trainer passes to that `build`: the resolver reads it to see whether anything is missing, a
+    `Target` to see what it may take.
+    """
+    metadata = {"slot": Slot(tuple(runtime.split())), "aliases": aliases}
+    if default is None:
+        return field(default=None, metadata=metadata)
+    return field(default_factory=default, metadata=metadata)
+
+
+def setting(default: Any = MISSING, *, default_factory: Any = MISSING, aliases: tuple[str, ...] = ()) -> Any:
+    """A plain field that also answers to `aliases`: dotted paths from the root if they contain a dot, else siblings."""
+    return field(default=default, default_factory=default_factory, metadata={"aliases": aliases})
+
+
+def target_path(obj: Any) -> str:
+    """The importable dotted path of a class or function, as YAML's `_target_` names it."""
+    return f"{obj.__module__}.{obj.__qualname__}"
+
+
+def plain(value: Any) -> Any:
+    """`value` as dicts, lists and scalars. Objects with a `to_dict` answer for themselves."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if callable(value):
+        return target_path(value)
+    return value
+
+
+def _traverse_value(value: Any, path: str) -> Iterator[tuple[str, ConfigNode]]:
+    if isinstance(value, ConfigNode):
+        yield from value.traverse(path)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _traverse_value(item, f"{path}.{i}")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _traverse_value(item, f"{path}.{key}")

@@ -1,0 +1,55 @@
+"""Faults that a user can mend, collected before any is raised.
+
+Every message has one shape, ``path: fact; remedy``: where the value stands, what is wrong with it (the value
+included), and what to write instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One mistake in a configuration."""
+
+    path: str
+    """Dotted path of the field, as the user wrote it."""
+    fact: str
+    """What is wrong, with the value."""
+    remedy: str
+    """What to write instead."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.fact}; {self.remedy}"
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be trained. Front doors print one line per fault and exit with code 2."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(map(str, self.faults)))
+
+    @classmethod
+    def one(cls, path: str, fact: str, remedy: str) -> ConfigError:
+        """The error of a single fault."""
+        return cls([Fault(path, fact, remedy)])
+
+
+def raise_faults(faults: Iterable[Fault]) -> None:
+    """Raises ConfigError with all `faults`; returns when there are none."""
+    collected = tuple(faults)
+    if collected:
+        raise ConfigError(collected)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The remedy for an unknown `name`: the nearest known one where there is one, else the whole list."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"choose one of {', '.join(known)}" if known else "remove it: nothing can be set here"

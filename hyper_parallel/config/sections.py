@@ -1,0 +1,143 @@
+"""The sections of the tree: plain data without a `build`, read by the phases and by every component that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hyper_parallel.config.configurable import ConfigNode, setting
+from hyper_parallel.config.errors import Fault
+
+DType = Literal["float32", "bfloat16", "float64"]
+
+
+def at_least(node: ConfigNode, minimum: float, *names: str) -> Iterator[Fault]:
+    """A fault for each named numeric field of `node` that is set below `minimum`."""
+    for name in names:
+        value = getattr(node, name)
+        if value is not None and value < minimum:
+            yield Fault(name, f"{value} is below {minimum}", f"give {minimum} or more")
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingConfig(ConfigNode):
+    """How long, in what batches, and in which numbers to train."""
+
+    steps: int | None = setting(None, aliases=("max_steps", "train_iters"))
+    """Optimizer steps of the whole run, resumed parts included. None: as many as `epochs` of the data hold."""
+    epochs: int | None = None
+    """Passes over the data, when `steps` is not given."""
+    seq_len: int = 256
+    """Tokens in one row of a batch."""
+    global_batch_size: int = 8
+    """Rows in one optimizer step, over all data-parallel ranks and accumulated micro-batches."""
+    micro_batch_size: int = setting(4, aliases=("local_batch_size",))
+    """Rows in one forward and backward pass on one data-parallel rank."""
+    max_grad_norm: float | None = setting(1.0, aliases=("max_norm",))
+    """Gradients are scaled down to this 2-norm over all parameters. None: measured, never scaled."""
+    seed: int = 42
+    """Seed of initial weights, data order and dropout."""
+    dtype: DType = "float32"
+    """Type of the parameters, and of everything computed from them unless mixed precision says otherwise."""
+    mixed_precision_param: DType | None = None
+    """Type of parameters and activations in forward and backward passes. None: `dtype`."""
+    mixed_precision_reduce: DType | None = None
+    """Type in which gradients are summed over ranks. None: `dtype`."""
+    loss_aggregation: Literal["token_weighted", "rank_average"] = "token_weighted"
+    """token_weighted: every trained token of the step counts the same. rank_average: every micro-batch of every
+    data-parallel rank counts the same."""
+    gc_steps: int = 50
+    """Collect Python garbage every this many steps, on all ranks at once; 0 leaves it to Python."""
+    empty_cache_steps: int = 0
+    """Return cached accelerator memory every this many steps; 0 is never."""
+
+    def faults(self) -> Iterator[Fault]:
+        yield from at_least(
+            self, 1, "steps", "epochs", "seq_len", "global_batch_size", "micro_batch_size"
+        )
+        yield from at_least(self, 0, "seed", "gc_steps", "empty_cache_steps")
+        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+            yield Fault("max_grad_norm", f"{self.max_grad_norm} is not above 0", "give a positive norm, or None")
+        if self.steps is not None and self.epochs is not None:
+            yield Fault("epochs", f"{self.epochs} is given beside steps {self.steps}", "set one of the two")
+        if self.steps is None and self.epochs is None:
+            yield Fault("steps", "neither steps nor epochs is given", "set one of the two")
+
+
+@dataclass(kw_only=True, slots=True)
+class ParallelismConfig(ConfigNode):
+    """How the ranks share the work. The product of the degrees is the number of ranks."""
+
+    dp_replicate: int = setting(
+        1, aliases=("data_parallel_replicate_degree",)
+    )
+    """Copies of the (sharded) model; gradients are summed over them."""
+    dp_shard: int = setting(
+        -1, aliases=("data_parallel_shard_degree", "fsdp_config.dp_shard_size")
+    )
+    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP). -1: all that are left."""
+    tp: int = setting(1, aliases=("tensor_parallel_degree", "accelerator.tp_size"))
+    """Tensor-parallel degree."""
+    cp: int = setting(1, aliases=("context_parallel_degree", "accelerator.cp_size"))
+    """Context-parallel degree."""
+    pp: int = setting(1, aliases=("pipeline_parallel_degree", "accelerator.pp_size"))
+    """Pipeline-parallel degree."""
+    ep: int = setting(1, aliases=("expert_parallel_degree", "accelerator.ep_size"))
+    """Expert-parallel degree."""
+    reshard_after_forward: bool = True
+    """Free gathered parameters between forward and backward: less memory, one more all-gather a layer."""
+    cpu_offload: bool = False
+    """Keep sharded parameters, gradients and optimizer state in host memory."""
+
+    def faults(self) -> Iterator[Fault]:
+        yield from at_least(self, 1, "dp_replicate", "tp", "cp", "pp", "ep")
+        if self.dp_shard != -1 and self.dp_shard < 1:
+            yield Fault("dp_shard", f"{self.dp_shard} is neither -1 nor above 0", "give -1 for all ranks that are left")
+        for name in ("tp", "cp", "pp", "ep"):
+            degree = getattr(self, name)
+            if degree > 1:
+                yield Fault(name, f"{degree} is not supported yet", "set 1; use dp_replicate and dp_shard")
+
+
+@dataclass(kw_only=True, slots=True)
+class ActivationCheckpointConfig(ConfigNode):
+    """Memory against time: what the backward pass computes again."""
+
+    mode: Literal["none", "full"] = "none"
+    """full: keep only the input of each block and run its forward again in the backward pass."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CompileConfig(ConfigNode):
+    """torch.compile of each block."""
+
+    enable: bool = False
+    """Compile every decoder block by itself."""
+    backend: str = "inductor"
+    """Backend of torch.compile."""
+    fullgraph: bool = False
+    """Refuse graph breaks inside a block."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CommConfig(ConfigNode):
+    """How ranks talk to each other."""
+
+    backend: str = "auto"
+    """auto: gloo on CPU, and the accelerator's own library beside gloo elsewhere. Else a torch.distributed backend."""
+    timeout_seconds: int = 600
+    """A collective that waits longer than this ends the run."""
+
+    def faults(self) -> Iterator[Fault]:
+        yield from at_least(self, 1, "timeout_seconds")
+
+
+@dataclass(kw_only=True, slots=True)
+class DebugConfig(ConfigNode):
+    """Aids that cost speed."""
+
+    deterministic: bool = False
+    """Only deterministic kernels; an operation that has none is an error."""
+    check_nan_inf: bool = False
+    """Stop at the first module whose output, or first parameter whose gradient, is not finite, and name it."""
