@@ -1,0 +1,89 @@
+"""BaseModel: what the trainer asks of a language model, and nothing more."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.protocols.initializer import initialize_
+from hyper_parallel.protocols.module import Module, _owned_parameters
+
+LossFn = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
+"""`loss_fn(hidden_BTD, lm_head, labels_BT)` -> sum over valid tokens; `lm_head` is a callable with a `.weight`."""
+
+
+class ModelOutput(NamedTuple):
+    """What one forward pass gives."""
+
+    logits: torch.Tensor | None = None
+    """[B, T, V] when no `loss_fn` was given."""
+    loss_sum: torch.Tensor | None = None
+    """Scalar sum of the loss over the valid tokens, when a `loss_fn` was given."""
+    aux_loss_sum: torch.Tensor | None = None
+    """Scalar sum over the B rows of the weighted auxiliary loss of each, where the model has one."""
+    tokens_per_expert: torch.Tensor | None = None
+    """[layers with experts, E] int64 tokens sent to each expert, detached, where the model has experts."""
+
+
+class BaseModel(Module):
+    """A causal language model, written for one device."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        """Sizes of a model."""
+
+        def update_from_config(self, trainer_config: Any) -> None:
+            """Takes over what the model needs to know of the whole run. Called on the run's private copy.
+
+            Raises:
+                ConfigError: the run asks for something that the model cannot do.
+            """
+
+    vocab_size: int
+    """Token ids are below this."""
+    max_seq_len: int
+    """Longest row that the model was made for, in tokens."""
+
+    @abstractmethod
+    def forward(
+        self,
+        input_ids_BT: torch.Tensor,
+        *,
+        position_ids_BT: torch.Tensor | None = None,
+        cu_seqlens: Sequence[int] | None = None,
+        labels_BT: torch.Tensor | None = None,
+        loss_fn: LossFn | None = None,
+    ) -> ModelOutput:
+        """One forward pass.
+
+        Args:
+            input_ids_BT: token ids, int64.
+            position_ids_BT: position of each token in its document. None: counted from the documents' starts.
+            cu_seqlens: document boundaries over the flattened B*T tokens: starts with 0, ends with B*T, row ends are
+                boundaries too. None: each row is one document.
+            labels_BT: target of each position (already shifted), -100 where nothing is trained.
+            loss_fn: gives the loss; without it the logits are returned.
+        """
+
+    @abstractmethod
+    def blocks(self) -> list[nn.Module]:
+        """The repeated blocks in order: units of sharding, recomputation and compilation."""
+
+    @abstractmethod
+    def flops_per_token(self, seq_len: int) -> float:
+        """Model FLOPs of a forward and backward pass per token in rows of one document of `seq_len` tokens."""
+
+    def init_weights(self, seed: int) -> None:
+        """Writes the initial values of all materialised parameters; of a sharded one, this rank's block only.
+
+        They depend on (seed, parameter name, position in the whole tensor) alone.
+        """
+        for name, owner, leaf in _owned_parameters(self):
+            assert isinstance(owner, Module), f"{name}: verify_module_protocol() was not called"
+            initialize_(owner._parameters[leaf], owner.param_init[leaf], seed=seed, name=name)

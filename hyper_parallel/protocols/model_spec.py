@@ -1,0 +1,52 @@
+"""ModelSpec: which model is trained, and the functions that only its family knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from hyper_parallel.config.configurable import ConfigNode, plain
+from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelSpec(ConfigNode):
+    """A model's Config and its functions. Functions that are None have nothing to add to what the trainer does."""
+
+    name: str
+    """Family, such as qwen3_moe."""
+    flavor: str
+    """Size within the family, or a folder that holds a Hugging Face config.json."""
+    factory: str
+    """Dotted path of the function that makes this spec from (flavor, **overrides)."""
+    model: BaseModel.Config | None = None
+    """Sizes. None: `build_model_fn` alone knows them."""
+    build_model_fn: Callable[..., Any] | None = None
+    """Constructs, parallelises, materialises and loads in one call, in the place of the steps that do so."""
+    parallelize_fn: Callable[..., Any] | None = None
+    """`(model, parallel_dims, *, training, parallelism, activation_checkpoint, compile, dump_folder) -> model`."""
+    pipelining_fn: Callable[..., Any] | None = None
+    """Splits the model into pipeline stages. None: the family has no pipeline yet."""
+    post_optimizer_build_fn: Callable[..., Any] | None = None
+    """`(optimizers, model_parts, parallel_dims)`, called once the optimizers stand."""
+    state_dict_adapter: type[StateDictAdapter] | None = None
+    """Built with the model's Config: maps parameters to the tensors of a Hugging Face checkpoint."""
+    clip_grad_fn: Callable[..., Any] | None = None
+    """In the place of the trainer's clip_grad_norm."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """`factory`, `flavor`, and the model's fields that differ from that flavor's: calling the factory with the
+        rest as keywords makes an equal spec."""
+        differing: dict[str, Any] = {}
+        if self.model is not None:
+            module, _, function = self.factory.rpartition(".")
+            original = getattr(import_module(module), function)(self.flavor).model
+            for f in dataclasses.fields(self.model):
+                value = getattr(self.model, f.name)
+                if value != getattr(original, f.name):
+                    differing[f.name] = plain(value)
+        return {"_target_": self.factory, "flavor": self.flavor, **differing}

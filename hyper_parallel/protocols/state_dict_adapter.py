@@ -1,0 +1,31 @@
+"""StateDictAdapter: between a model's parameters and the tensors of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class HFBlock(NamedTuple):
+    """One tensor of a checkpoint and the block of a parameter that it fills."""
+
+    hf_name: str
+    """Name of the tensor in the checkpoint."""
+    index: tuple[int | slice, ...]
+    """The block `parameter[index]`, which has the checkpoint tensor's shape. Empty: the whole parameter."""
+
+
+class StateDictAdapter(ABC):
+    """Maps names and layouts. One table serves both directions, a tensor at a time, so no second copy is needed."""
+
+    @abstractmethod
+    def hf_blocks(self, name: str, shape: Sequence[int]) -> list[HFBlock]:
+        """The checkpoint tensors that make up the parameter `name` of `shape`. Their blocks cover it exactly once."""
+
+    def to_hf(self, name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields (name, tensor) of the checkpoint for one parameter, as views of it."""
+        for hf_name, index in self.hf_blocks(name, parameter.shape):
+            yield hf_name, parameter[index] if index else parameter
