@@ -1,0 +1,76 @@
+"""The gradient norm of the whole model, wherever its parameters live."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from hyper_parallel.distributed.reductions import all_reduce_sum
+
+
+@torch.no_grad()
+def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
+    """Scales all gradients by ``min(1, max_norm / (norm + 1e-6))``, as `torch.nn.utils.clip_grad_norm_` does.
+
+    Every element of the model counts once: shards are summed over the mesh axes that they are spread over, replicas
+    and plain parameters are not. Parameters of several meshes may be mixed. Parameters without a gradient count as 0.
+
+    Args:
+        parameters: the same list on every rank.
+        max_norm: None only measures.
+
+    Returns:
+        The 2-norm before scaling: a plain scalar, equal on all ranks, in float32 or the gradients' wider type.
+    """
+    from torch.distributed.tensor import DTensor
+
+    parameters = list(parameters)
+    # Keyed by the parameters' layout, so that a rank without any gradient still takes part in its sums.
+    parts: dict[tuple, list[torch.Tensor]] = defaultdict(list)
+    local_grads: list[torch.Tensor] = []
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(parameter, DTensor):
+            mesh, placements = parameter.device_mesh, parameter.placements
+            part = parts[mesh, tuple(axis for axis, p in enumerate(placements) if not p.is_replicate())]
+            if grad is None:
+                continue
+            local_grads.append(grad.to_local())
+            # A gradient may still be a partial sum, or whole on a sharded parameter: count it in the parameter's layout.
+            part.append(grad.redistribute(placements=placements).to_local())
+        elif grad is not None:
+            local_grads.append(grad)
+            parts[None, ()].append(grad)
+    if not parts:
+        return torch.zeros(())
+
+    dtype = torch.float32
+    device = parameters[0].device
+    for grad in local_grads:
+        dtype, device = torch.promote_types(dtype, grad.dtype), grad.device
+    squares = []
+    for (mesh, sharded_axes), grads in parts.items():
+        square = torch.zeros((), dtype=dtype, device=device)
+        for same_kind in _by_device_and_dtype(grads):
+            norms = torch._foreach_norm(same_kind, 2, dtype=torch.promote_types(torch.float32, same_kind[0].dtype))
+            square += torch.linalg.vector_norm(torch.stack(norms)).to(square) ** 2
+        for axis in sharded_axes:
+            square = all_reduce_sum(square, mesh.get_group(axis))
+        squares.append(square)
+    norm = torch.stack(squares).sum().sqrt()
+
+    if max_norm is not None:
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for same_kind in _by_device_and_dtype(local_grads):
+            torch._foreach_mul_(same_kind, scale.to(same_kind[0].device))
+    return norm
+
+
+def _by_device_and_dtype(tensors: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        groups[tensor.device, tensor.dtype].append(tensor)
+    return groups.values()

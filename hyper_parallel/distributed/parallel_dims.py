@@ -1,0 +1,94 @@
+"""The one owner of device meshes: who shares what with whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from hyper_parallel.config.sections import ParallelismConfig
+from hyper_parallel.distributed.topology import resolve_degrees
+from hyper_parallel.protocols.mesh import MeshAxisName
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(kw_only=True)
+class ParallelDims:
+    """Sizes of the mesh axes and, once `build_mesh` has run, the meshes and groups made of them.
+
+    A process without a process group has no mesh and no group: every property below is then None or that of one rank.
+    """
+
+    dp_replicate: int
+    """Copies of the model."""
+    dp_shard: int
+    """Ranks that share one copy."""
+    _mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def from_config(cls, parallelism: ParallelismConfig, world_size: int) -> ParallelDims:
+        """The sizes that `parallelism` means for `world_size` ranks.
+
+        Raises:
+            ConfigError: they do not multiply to `world_size`.
+        """
+        return cls(**resolve_degrees(parallelism, world_size)._asdict())
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.dp_replicate * self.dp_shard
+
+    def build_mesh(self, device_type: str) -> None:
+        """Makes the device mesh over the ranks of the process group. Without a process group there is none to make.
+
+        Raises:
+            RuntimeError: the process group has another number of ranks, or several ranks have no process group.
+        """
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if ranks != self.world_size:
+            raise RuntimeError(
+                f"{self} needs {self.world_size} ranks, but "
+                + (f"the process group has {ranks}" if dist.is_initialized() else "no process group was initialised")
+            )
+        if not dist.is_initialized():
+            return
+        from torch.distributed.device_mesh import init_device_mesh
+
+        axes = {MeshAxisName.DP_SHARD: self.dp_shard}
+        if self.dp_replicate > 1:
+            axes = {MeshAxisName.DP_REPLICATE: self.dp_replicate, **axes}
+        self._mesh = init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(map(str, axes)))
+
+    @property
+    def dp_enabled(self) -> bool:
+        """Whether more than one rank reads data."""
+        return self.dp_size > 1
+
+    @property
+    def dp_size(self) -> int:
+        """Number of ranks that read different rows."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def dp_rank(self) -> int:
+        """This rank's place among those that read different rows."""
+        if self._mesh is None:
+            return 0
+        rank = 0
+        for size, coordinate in zip(self._mesh.shape, self._mesh.get_coordinate() or (), strict=True):
+            rank = rank * size + coordinate
+        return rank
+
+    @property
+    def fsdp_mesh(self) -> DeviceMesh | None:
+        """The mesh of `fully_shard`: (dp_shard), or (dp_replicate, dp_shard) where there are several copies."""
+        return self._mesh
+
+    @property
+    def loss_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold different tokens, over which losses and token counts are summed."""
+        return None if self._mesh is None else dist.group.WORLD

@@ -1,0 +1,50 @@
+"""Joining and leaving the process group that torchrun describes in the environment."""
+
+from __future__ import annotations
+
+import gc
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from hyper_parallel.config.sections import CommConfig
+from hyper_parallel.platform import get_platform
+
+
+def launched_world_size() -> int:
+    """Number of ranks that were started: torchrun's WORLD_SIZE, 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launched_rank() -> int:
+    """Which of them this process is: torchrun's RANK, 0 without it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
+    """Joins the other ranks that torchrun started, with the platform's backend unless `comm` names one.
+
+    A process by itself needs no process group and gets none, unless `even_alone` (see `fsdp.fsdp_needed`): then it is
+    the one rank of a group whose store lives in its memory, so that no address or port is taken.
+    """
+    backend = get_platform().comm_backend(comm.backend)
+    timeout = timedelta(seconds=comm.timeout_seconds)
+    if launched_world_size() > 1:
+        dist.init_process_group(backend, timeout=timeout)
+    elif even_alone:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+
+
+def destroy_distributed() -> None:
+    """Leaves the process group together with the other ranks. Without one it does nothing.
+
+    Objects that hold on to the group (meshes, sharded parameters in reference cycles) are collected before and after:
+    gloo aborts the process at exit when they outlive it.
+    """
+    if not dist.is_initialized():
+        return
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+    gc.collect()
