@@ -1,0 +1,32 @@
+"""Packed rows to the tensors of a micro-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from hyper_parallel.components.data.packing import PackedRows
+
+
+def collate(rows: PackedRows) -> dict[str, Any]:
+    """One micro-batch of B rows of T tokens:
+
+    - ``input_ids``, ``labels``, ``position_ids``: int64 [B, T]; positions count from 0 in each segment
+    - ``cu_seqlens``: host integers, the ends of all segments over the B * T tokens: 0, ..., B * T
+    """
+    starts_BT = rows.segment_starts_BT
+    columns_T = np.arange(starts_BT.shape[1])
+    position_ids_BT = columns_T - np.maximum.accumulate(np.where(starts_BT, columns_T, 0), axis=1)
+    return {
+        "input_ids": torch.from_numpy(rows.input_ids_BT),
+        "labels": torch.from_numpy(rows.labels_BT),
+        "position_ids": torch.from_numpy(position_ids_BT),
+        "cu_seqlens": [*np.flatnonzero(starts_BT).tolist(), starts_BT.size],
+    }
+
+
+def collate_micro_batches(micro_batches: list[PackedRows]) -> list[dict[str, Any]]:
+    """The micro-batches of one optimizer step."""
+    return [collate(rows) for rows in micro_batches]

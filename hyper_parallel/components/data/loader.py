@@ -1,0 +1,227 @@
+"""One item a step: the micro-batches of this data-parallel rank, from an order that no world size changes.
+
+Rows are numbered over all epochs and ranks. With `samples_consumed` rows behind it, a step takes the next
+`global_batch_size`; micro-batch m of data-parallel rank r gets `micro_batch_size` of them, beginning with number
+``samples_consumed + (m * dp_size + r) * micro_batch_size``. So the counter alone is the position, for every world size,
+accumulation and number of workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hyper_parallel.assets import CORPUS_FILES
+from hyper_parallel.components.data.collate import collate_micro_batches
+from hyper_parallel.components.data.documents import TokenizedDocuments, tokenize
+from hyper_parallel.components.data.packing import PACKINGS, PackedRows, Packing
+from hyper_parallel.components.data.prefetch import BackgroundPrefetcher
+from hyper_parallel.components.data.sources import SUFFIXES, is_supported, read_texts
+from hyper_parallel.components.tokenizer import BaseTokenizer
+from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.sections import at_least
+from hyper_parallel.platform import get_platform
+
+logger = logging.getLogger(__name__)
+
+MicroBatches = list[dict[str, Any]]
+
+
+class BaseDataLoader(Configurable, Iterator[MicroBatches]):
+    """An endless iterator; one item is one optimizer step, the same number of steps on every rank."""
+
+    rows_per_epoch: int
+    """Rows of one pass over the data, over all ranks."""
+
+    @abstractmethod
+    def __next__(self) -> MicroBatches:
+        """The micro-batches of the next step, see `collate.collate` for their contents."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last item handed out: small, and the same on every rank and for every world size."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to the position of `state`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends threads and worker processes; the position stays, and the next item starts them again."""
+
+
+class TextDataLoader(BaseDataLoader):
+    """Plain text, tokenised once when it is built and packed into rows of `seq_len` tokens."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        source: Literal["text"] = "text"
+        """What kind of data `path` holds. text: documents that are tokenised when training starts."""
+        path: str | None = None
+        """A file of text: .txt is one document, .jsonl and .jsonl.gz hold one document a line. It is read whole.
+        None: the corpus in the package."""
+        split: Literal["train", "validation"] = "train"
+        """What the data is for. It picks the part of the corpus in the package; a file at `path` is one split by itself."""
+        text_field: str = "text"
+        """Field of each JSON line that holds the text."""
+        packing: Literal["concat", "pad"] = "concat"
+        """concat: documents one after the other, cut into full rows. pad: one document a row, padded."""
+        shuffle: bool = True
+        """Another order of documents and rows in each epoch, from the training seed. Off: the order of the file."""
+        num_workers: int = 0
+        """Processes that prepare batches; 0 leaves it to the background thread, which is faster for text in memory."""
+        prefetch: int = 2
+        """Steps that the background thread, and each worker process, prepares ahead. 0: none, and no thread."""
+
+        def faults(self) -> Iterator[Fault]:
+            yield from at_least(self, 0, "num_workers", "prefetch")
+            if self.num_workers > 0 and self.prefetch == 0:
+                yield Fault("prefetch", f"0 leaves {self.num_workers} workers nothing to do", "give 1 or more")
+            if self.path is not None:
+                path = Path(self.path)
+                if not is_supported(path):
+                    yield Fault("path", f"{path} is no kind of file that is known", f"give one of {', '.join(SUFFIXES)}")
+                elif not path.is_file():
+                    yield Fault("path", f"{path} is {'not a file' if path.exists() else 'missing'}", "give a file of text")
+            if self.text_field != "text" and (self.path is None or self.path.endswith(".txt")):
+                source = self.path or "the corpus in the package"
+                yield Fault("text_field", f"{self.text_field!r} is given, but {source} has no such fields", "remove it")
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        tokenizer: BaseTokenizer,
+        seq_len: int,
+        micro_batch_size: int,
+        global_batch_size: int,
+        dp_rank: int,
+        dp_size: int,
+        seed: int,
+    ) -> None:
+        """Reads and tokenises all documents.
+
+        Raises:
+            ConfigError: the data cannot be read or gives fewer rows than one step takes, or the batch sizes do not
+                divide; see `sources.read_texts`.
+        """
+        raise_faults(Fault(f"dataloader.{fault.path}", fault.fact, fault.remedy) for fault in config.faults())
+        if global_batch_size % (micro_batch_size * dp_size):
+            raise ConfigError.one(
+                "training.global_batch_size",
+                f"{global_batch_size} is not a multiple of training.micro_batch_size {micro_batch_size} "
+                f"x data-parallel size {dp_size}",
+                f"give a multiple of {micro_batch_size * dp_size}",
+            )
+        self._config = config
+        self._global_batch_size = global_batch_size
+        documents = self._read(tokenizer)
+        packing = PACKINGS[config.packing](
+            documents, seq_len=seq_len, pad_id=tokenizer.pad_id, seed=seed if config.shuffle else None
+        )
+        self.rows_per_epoch = packing.rows_per_epoch
+        if self.rows_per_epoch < global_batch_size:
+            raise ConfigError.one(
+                "dataloader.path",
+                f"{config.path or 'the embedded corpus'} has {len(documents.lengths)} documents with "
+                f"{len(documents.token_ids)} tokens, which give {self.rows_per_epoch} rows of training.seq_len {seq_len}: "
+                f"fewer than training.global_batch_size {global_batch_size}",
+                "give more text or smaller sizes",
+            )
+        self._steps = _Steps(packing, micro_batch_size, global_batch_size, dp_rank, dp_size)
+        self._fingerprint = {
+            "dataloader.path": documents.texts_digest,
+            "tokenizer": documents.tokens_digest,
+            "training.seq_len": seq_len,
+            "dataloader.packing": config.packing,
+            "dataloader.shuffle": config.shuffle,
+            "training.seed": seed,
+        }
+        self._samples_consumed = 0
+        self._items: Iterator[MicroBatches] | None = None
+
+    def _read(self, tokenizer: BaseTokenizer) -> TokenizedDocuments:
+        config = self._config
+        if config.path is None:
+            path = CORPUS_FILES[config.split]
+            logger.info("%s data: no path given, using the embedded Shakespeare corpus %s", config.split, path.name)
+        else:
+            path = Path(config.path)
+        documents = tokenize(read_texts(path, config.text_field), tokenizer)
+        logger.info(
+            "%s data: %s documents, %s tokens%s",
+            config.split,
+            f"{len(documents.lengths):,}",
+            f"{len(documents.token_ids):,}",
+            f"; {documents.empty_texts:,} empty texts left out" if documents.empty_texts else "",
+        )
+        return documents
+
+    def __next__(self) -> MicroBatches:
+        if self._items is None:
+            self._items = self._start()
+        item = next(self._items)
+        self._samples_consumed += self._global_batch_size
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples_consumed": self._samples_consumed, "fingerprint": dict(self._fingerprint)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to the position of `state`, which may come from another world, batch size or number of workers.
+
+        Raises:
+            ConfigError: the state belongs to other data or another order; one fault for each thing that differs.
+        """
+        saved = state["fingerprint"]
+        raise_faults(
+            Fault(name, f"is now {now}, but the position was saved with {saved.get(name)}", "resume with the same data")
+            for name, now in self._fingerprint.items()
+            if saved.get(name) != now
+        )
+        self.close()
+        self._samples_consumed = state["samples_consumed"]
+
+    def close(self) -> None:
+        if isinstance(self._items, BackgroundPrefetcher):
+            self._items.close()
+        self._items = None  # torch's iterator ends its worker processes when it goes
+
+    def _start(self) -> Iterator[MicroBatches]:
+        config, platform = self._config, get_platform()
+        loader = DataLoader(
+            self._steps,
+            batch_size=None,
+            sampler=itertools.count(self._samples_consumed, self._global_batch_size),  # type: ignore[arg-type]
+            collate_fn=collate_micro_batches,
+            num_workers=config.num_workers,
+            prefetch_factor=config.prefetch if config.num_workers else None,
+            multiprocessing_context=platform.mp_context() if config.num_workers else None,
+            pin_memory=platform.pin_memory,
+            # Without one of its own it would draw from torch's global generator, and so change what is trained.
+            generator=torch.Generator(),
+        )
+        items = iter(loader)
+        return BackgroundPrefetcher(items, config.prefetch) if config.prefetch else items
+
+
+class _Steps(Dataset[list[PackedRows]]):
+    """The packed rows of one rank for the step that begins with a given global row."""
+
+    def __init__(self, packing: Packing, micro_batch_size: int, global_batch_size: int, dp_rank: int, dp_size: int) -> None:
+        self._packing = packing
+        # [micro-batches, B]: which rows of a step are this rank's.
+        self._rows = np.arange(global_batch_size).reshape(-1, dp_size, micro_batch_size)[:, dp_rank]
+
+    def __getitem__(self, first_sample: int) -> list[PackedRows]:
+        return [self._packing.take(first_sample + rows) for rows in self._rows]

@@ -1,0 +1,106 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyper_parallel.assets import TOKENIZER_FOLDER
+from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+
+class BaseTokenizer(Configurable, ABC):
+    """What the trainer and the data path ask of a tokenizer."""
+
+    eos_id: int
+    """Ends every document."""
+    pad_id: int
+    """Fills a row that is longer than its text. Padding is masked by length, never by this id."""
+    vocab_size: int
+    """One more than the largest id that `encode` can give."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens around them."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of one text, without special tokens around them."""
+        return self.encode_batch([text])[0]
+
+
+class HuggingFaceTokenizer(BaseTokenizer):
+    """A tokenizer saved by Hugging Face transformers or tokenizers; the package's own where none is given."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        path: str | None = None
+        """Folder with a tokenizer's files. None: `hf_assets_path`, and without that the tokenizer in the package."""
+
+    def __init__(self, config: Config, *, hf_assets_path: str | None = None) -> None:
+        """Loads the tokenizer from `config.path`, else `hf_assets_path`, else the package.
+
+        Raises:
+            ConfigError: the folder does not exist, holds no readable tokenizer, or the tokenizer names no EOS token.
+        """
+        given_by, folder = "tokenizer.path", config.path
+        if folder is None and hf_assets_path is not None:
+            given_by, folder = "hf_assets_path", hf_assets_path
+        if folder is None:
+            logger.info("tokenizer: none given, using the embedded byte-level BPE in %s", TOKENIZER_FOLDER)
+            folder = str(TOKENIZER_FOLDER)
+        self._tokenizer = _load(Path(folder), given_by)
+        if self._tokenizer.eos_token_id is None:
+            raise ConfigError.one(
+                given_by,
+                f"{Path(folder) / 'tokenizer_config.json'} names no EOS token, so documents would run into each other",
+                'add the key "eos_token" with the token that ends a text',
+            )
+        self.eos_id = self._tokenizer.eos_token_id
+        pad_id = self._tokenizer.pad_token_id
+        # Any id can fill padding, so a tokenizer without a pad token needs no new vocabulary entry.
+        self.pad_id = self.eos_id if pad_id is None else pad_id
+        self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        # verbose=False: documents longer than the model's context are cut by packing, so no warning is due.
+        encoding = self._tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return encoding["input_ids"]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _load(folder: Path, given_by: str) -> PreTrainedTokenizerFast:
+    remedy = "give a folder with a tokenizer.json, as transformers' save_pretrained() writes it"
+    if not folder.is_dir():
+        raise ConfigError.one(given_by, f"{folder} is {'not a folder' if folder.exists() else 'missing'}", remedy)
+    if not (folder / "tokenizer.json").is_file():
+        # AutoTokenizer would make an empty tokenizer out of a folder with a model's config.json alone.
+        raise ConfigError.one(given_by, f"{folder} holds no tokenizer.json", remedy)
+
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer takes over a second longer to import
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError.one(given_by, f"the tokenizer in {folder} cannot be read ({error})", remedy) from error
