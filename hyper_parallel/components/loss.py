@@ -1,0 +1,183 @@
+"""Losses: sums over trained tokens. What they are divided by belongs to the step, which alone knows all its tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.sections import at_least
+
+IGNORE_INDEX = -100
+"""Label of a token that is not trained."""
+
+
+class LMHead(Protocol):
+    """The output projection: hidden states to logits, linear and without bias."""
+
+    weight: Tensor
+    """[V, D]."""
+
+    def __call__(self, hidden_BTD: Tensor) -> Tensor: ...
+
+
+class BaseLoss(Configurable, ABC):
+    """``loss(hidden_BTD, lm_head, labels_BT)`` is the sum of the loss over all tokens whose label is not -100.
+
+    It takes hidden states and the head, not logits, so that an implementation may do without the whole of the logits.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        """Base of every loss's Config."""
+
+    ignore_index = IGNORE_INDEX
+
+    def __init__(self, config: Configurable.Config, *, vocab_size: int) -> None:
+        self.config = config
+        self.vocab_size = vocab_size
+
+    @abstractmethod
+    def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
+        """Sum over the valid tokens.
+
+        Args:
+            hidden_BTD: what the head takes, [B, T, D].
+            lm_head: the output projection, with `weight` [V, D].
+            labels_BT: int64 [B, T], aligned with the logits (already shifted), -100 where there is nothing to learn.
+
+        Returns:
+            A scalar, at least float32: 0 with zero gradients where no label is valid.
+        """
+
+
+class CrossEntropyLoss(BaseLoss):
+    """Cross entropy of the whole logits at once, in float32 or wider."""
+
+    def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
+        logits_NV = _wide(lm_head(hidden_BTD).flatten(0, 1))
+        return F.cross_entropy(logits_NV, labels_BT.flatten(), reduction="sum", ignore_index=self.ignore_index)
+
+
+class CausalLMLoss(CrossEntropyLoss):
+    """Cross entropy of the next token. Labels come shifted already, so this is CrossEntropyLoss by its other name."""
+
+
+class ChunkedCELoss(BaseLoss):
+    """Cross entropy a chunk of tokens at a time: the logits of one chunk are all that ever exist.
+
+    The gradients of hidden states and weight are computed with the loss, chunk by chunk, in the forward pass. They are
+    those of CrossEntropyLoss; the weight's is summed over chunks in float32 or wider.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseLoss.Config):
+        """How large a chunk is."""
+
+        chunk_tokens: int | None = None
+        """Tokens in a chunk. None: as many as keep its logits in `chunk_bytes`."""
+        chunk_bytes: int = 256 * 2**20
+        """Size of a chunk's float32 logits when `chunk_tokens` is not given; peak memory is about three times that."""
+
+        def faults(self) -> Iterator[Fault]:
+            yield from at_least(self, 1, "chunk_tokens", "chunk_bytes")
+
+    def __init__(self, config: Config, *, vocab_size: int) -> None:
+        super().__init__(config, vocab_size=vocab_size)
+        self.chunk_tokens = config.chunk_tokens or max(1, config.chunk_bytes // (4 * vocab_size))
+
+    def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
+        """As BaseLoss. The head's `weight` is used, not its forward.
+
+        Raises:
+            ValueError: the head has a bias, which would be left out.
+        """
+        if getattr(lm_head, "bias", None) is not None:
+            raise ValueError("ChunkedCELoss multiplies by lm_head.weight alone; use CrossEntropyLoss for a head with bias")
+        return _ChunkedCrossEntropy.apply(
+            hidden_BTD.flatten(0, 1), lm_head.weight, labels_BT.flatten(), self.chunk_tokens, torch.is_grad_enabled()
+        )
+
+
+class AutoCELoss(BaseLoss):
+    """Cross entropy by the implementation that fits the vocabulary; the number is the same."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseLoss.Config):
+        """Where chunks begin to pay."""
+
+        chunk_from_vocab: int = 65536
+        """ChunkedCELoss from this many vocabulary entries on, CrossEntropyLoss below."""
+
+        def faults(self) -> Iterator[Fault]:
+            yield from at_least(self, 1, "chunk_from_vocab")
+
+    def __init__(self, config: Config, *, vocab_size: int) -> None:
+        super().__init__(config, vocab_size=vocab_size)
+        chosen = ChunkedCELoss if vocab_size >= config.chunk_from_vocab else CrossEntropyLoss
+        self.implementation: BaseLoss = chosen.Config().build(vocab_size=vocab_size)
+
+    def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
+        return self.implementation(hidden_BTD, lm_head, labels_BT)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Sum of cross entropy over valid tokens; its gradients are made in forward and scaled in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, chunk_tokens: int, grad_enabled: bool
+    ) -> Tensor:
+        # needs_input_grad looks at the inputs only: validation under no_grad would pay for gradients it drops.
+        needs_hidden = grad_enabled and ctx.needs_input_grad[0]
+        needs_weight = grad_enabled and ctx.needs_input_grad[1]
+        wide = torch.promote_types(hidden_ND.dtype, torch.float32)
+        loss_sum = torch.zeros((), dtype=wide, device=hidden_ND.device)
+        grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if needs_weight else None
+        for begin in range(0, hidden_ND.shape[0], chunk_tokens):
+            chunk = slice(begin, begin + chunk_tokens)
+            hidden_CD = hidden_ND[chunk]
+            valid_C1 = (labels_N[chunk] != IGNORE_INDEX).unsqueeze(1)
+            targets_C1 = labels_N[chunk].unsqueeze(1).where(valid_C1, 0)
+            log_p_CV = F.log_softmax(hidden_CD @ weight_VD.T, dim=1, dtype=wide)
+            loss_sum -= log_p_CV.gather(1, targets_C1).where(valid_C1, 0).sum()
+            if not (needs_hidden or needs_weight):
+                continue
+            # d loss / d logits = softmax - one_hot, in the memory of the logarithms.
+            grad_CV = log_p_CV.exp_()
+            grad_CV.scatter_add_(1, targets_C1, grad_CV.new_full((), -1.0).expand_as(targets_C1))
+            grad_CV = grad_CV.masked_fill_(~valid_C1, 0).to(hidden_ND.dtype)
+            if grad_hidden_ND is not None:
+                torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[chunk])
+            if grad_weight_VD is not None:
+                if grad_weight_VD.dtype == grad_CV.dtype:
+                    grad_weight_VD.addmm_(grad_CV.T, hidden_CD)
+                else:
+                    grad_weight_VD += grad_CV.T @ hidden_CD
+        ctx.save_for_backward(grad_hidden_ND, grad_weight_VD)
+        ctx.weight_dtype = weight_VD.dtype
+        return loss_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
+        # In place: a second copy of the weight's gradient would be the largest tensor of the pass. Autograd refuses a
+        # second backward over changed tensors, so the scale cannot be applied twice.
+        grad_hidden = grad_hidden_ND.mul_(grad_loss) if ctx.needs_input_grad[0] else None
+        grad_weight = grad_weight_VD.mul_(grad_loss).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """At least float32: softmax over a large vocabulary needs more digits than bfloat16 has."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
