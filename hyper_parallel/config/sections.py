@@ -25,9 +25,9 @@ class TrainingConfig(ConfigNode):
     """How long, in what batches, and in which numbers to train."""
 
     steps: int | None = setting(None, aliases=("max_steps", "train_iters"))
-    """Optimizer steps of the whole run, resumed parts included. None: as many as `epochs` of the data hold."""
+    """Optimizer steps of the whole run, resumed parts included. None: as many as `epochs` hold, else 100."""
     epochs: int | None = None
-    """Passes over the data, when `steps` is not given."""
+    """Passes over the data, in the place of `steps`."""
     seq_len: int = 256
     """Tokens in one row of a batch."""
     global_batch_size: int = 8
@@ -53,29 +53,21 @@ class TrainingConfig(ConfigNode):
     """Return cached accelerator memory every this many steps; 0 is never."""
 
     def faults(self) -> Iterator[Fault]:
-        yield from at_least(
-            self, 1, "steps", "epochs", "seq_len", "global_batch_size", "micro_batch_size"
-        )
+        yield from at_least(self, 1, "steps", "epochs", "seq_len", "global_batch_size", "micro_batch_size")
         yield from at_least(self, 0, "seed", "gc_steps", "empty_cache_steps")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             yield Fault("max_grad_norm", f"{self.max_grad_norm} is not above 0", "give a positive norm, or None")
         if self.steps is not None and self.epochs is not None:
             yield Fault("epochs", f"{self.epochs} is given beside steps {self.steps}", "set one of the two")
-        if self.steps is None and self.epochs is None:
-            yield Fault("steps", "neither steps nor epochs is given", "set one of the two")
 
 
 @dataclass(kw_only=True, slots=True)
 class ParallelismConfig(ConfigNode):
     """How the ranks share the work. The product of the degrees is the number of ranks."""
 
-    dp_replicate: int = setting(
-        1, aliases=("data_parallel_replicate_degree",)
-    )
+    dp_replicate: int = setting(1, aliases=("data_parallel_replicate_degree",))
     """Copies of the (sharded) model; gradients are summed over them."""
-    dp_shard: int = setting(
-        -1, aliases=("data_parallel_shard_degree", "fsdp_config.dp_shard_size")
-    )
+    dp_shard: int = setting(-1, aliases=("data_parallel_shard_degree", "fsdp_config.dp_shard_size"))
     """Ranks that share one copy of parameters, gradients and optimizer state (FSDP). -1: all that are left."""
     tp: int = setting(1, aliases=("tensor_parallel_degree", "accelerator.tp_size"))
     """Tensor-parallel degree."""

@@ -1,0 +1,114 @@
+"""Loss on held-out data, which leaves the training run as it found it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
+from hyper_parallel.components.loss import IGNORE_INDEX, BaseLoss
+from hyper_parallel.config.configurable import Buildable, Configurable
+from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.sections import at_least
+from hyper_parallel.distributed.reductions import all_reduce_sum
+from hyper_parallel.platform import get_platform
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+class Validator(Configurable):
+    """Measures the token-weighted loss on the same rows every time."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        """When and on what to validate."""
+
+        enable: bool = False
+        """Measure the loss on held-out data while training."""
+        interval_steps: int = 100
+        """Validate after every this many steps, and after the last one."""
+        steps: int = 10
+        """Batches of training.global_batch_size rows in one validation."""
+        dataloader: Buildable[BaseDataLoader] = field(
+            default_factory=lambda: TextDataLoader.Config(split="validation", shuffle=False)
+        )
+        """The held-out data. Training on data of one's own wants a path here too."""
+
+        def faults(self) -> Iterator[Fault]:
+            yield from at_least(self, 1, "interval_steps", "steps")
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model_parts: list[nn.Module],
+        loss: BaseLoss,
+        get_batch: Callable[[dict[str, Any]], dict[str, Any]],
+        loader_arguments: dict[str, Any],
+        loss_group: dist.ProcessGroup | None,
+        training_steps: int,
+    ) -> None:
+        """Builds the held-out dataloader when validation is enabled.
+
+        Args:
+            get_batch: the trainer's hook, from a micro-batch to the arguments of the model's forward.
+            loader_arguments: runtime arguments of the training dataloader; the held-out one gets the same.
+            loss_group: the ranks that hold different rows; None for one process.
+        """
+        self._config = config
+        self._model_parts = model_parts
+        self._loss = loss
+        self._get_batch = get_batch
+        self._loss_group = loss_group
+        self._training_steps = training_steps
+        self._dataloader = config.dataloader.build(**loader_arguments) if config.enable else None
+        self._start = self._dataloader.state_dict() if self._dataloader is not None else None
+
+    def due(self, step: int) -> bool:
+        """Whether to validate after optimizer step `step`."""
+        return self._config.enable and (step % self._config.interval_steps == 0 or step == self._training_steps)
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Sum of the loss over all valid tokens of all ranks, divided by their number.
+
+        Every rank must call it. Train mode, random state and the training data's position are as before.
+
+        Raises:
+            ValueError: no token of the held-out rows is to be predicted.
+        """
+        assert self._dataloader is not None and self._start is not None, "due() is never true without a dataloader"
+        platform, device = get_platform(), get_platform().device()
+        rng_state = platform.rng_state()
+        was_training = [part.training for part in self._model_parts]
+        for part in self._model_parts:
+            part.eval()
+        try:
+            self._dataloader.load_state_dict(self._start)
+            loss_sum, valid_tokens = torch.zeros((), device=device), 0
+            for micro_batches in islice(self._dataloader, self._config.steps):
+                for micro_batch in micro_batches:
+                    valid_tokens += int((micro_batch["labels"] != IGNORE_INDEX).sum())
+                    output = self._model_parts[0](**self._get_batch(micro_batch), loss_fn=self._loss)
+                    loss_sum = loss_sum + output.loss_sum
+        finally:
+            self._dataloader.close()
+            for part, training in zip(self._model_parts, was_training, strict=True):
+                part.train(training)
+            platform.set_rng_state(rng_state)
+        loss = float(all_reduce_sum(loss_sum, self._loss_group))
+        tokens = int(all_reduce_sum(torch.tensor(valid_tokens, device=device), self._loss_group))
+        if tokens == 0:
+            raise ValueError("validator: no token of the held-out rows is to be predicted; give other data")
+        return loss / tokens
+
+    def close(self) -> None:
+        """Ends the held-out dataloader."""
+        if self._dataloader is not None:
+            self._dataloader.close()

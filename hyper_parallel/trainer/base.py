@@ -1,0 +1,186 @@
+"""BaseTrainer: the training algorithm. Subclasses assemble the parts and may replace the hook `get_batch`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+from torch import Tensor
+
+from hyper_parallel.components.checkpoint import CheckpointManager
+from hyper_parallel.components.data import BaseDataLoader
+from hyper_parallel.components.loss import BaseLoss
+from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
+from hyper_parallel.components.metrics import MetricsProcessor, StepMetrics
+from hyper_parallel.components.optimizer import OptimizersContainer
+from hyper_parallel.components.profiler import Profiler
+from hyper_parallel.components.validator import Validator
+from hyper_parallel.distributed.fsdp import gradient_sync
+from hyper_parallel.distributed.grad_norm import clip_grad_norm
+from hyper_parallel.distributed.parallel_dims import ParallelDims
+from hyper_parallel.distributed.process_group import destroy_distributed
+from hyper_parallel.platform import get_platform
+from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.trainer.config import TrainerConfig
+from hyper_parallel.trainer.phases import TrainState
+from hyper_parallel.trainer.step import FiniteGuard, StepTotals, check_step, loss_scales
+
+logger = logging.getLogger(__name__)
+
+
+class BaseTrainer:
+    """Trains what a subclass has assembled: every attribute below is set by its `__init__`."""
+
+    config: TrainerConfig
+    parallel_dims: ParallelDims
+    model_parts: list[BaseModel]
+    loss: BaseLoss
+    dataloader: BaseDataLoader
+    optimizers: OptimizersContainer
+    lr_schedulers: LRSchedulersContainer
+    checkpointer: CheckpointManager
+    metrics: MetricsProcessor
+    profiler: Profiler
+    validator: Validator
+    finite_guard: FiniteGuard | None
+    state: TrainState
+    training_steps: int
+
+    def get_batch(self, micro_batch: dict[str, Any]) -> dict[str, Any]:
+        """Hook: the keyword arguments of the model's forward for one micro-batch, on the device.
+
+        Args:
+            micro_batch: `input_ids`, `labels`, `position_ids` [B, T] on the host, and `cu_seqlens`, host integers.
+        """
+        device = get_platform().device()
+
+        def move(name: str) -> Tensor:
+            return micro_batch[name].to(device, non_blocking=True)
+
+        return {
+            "input_ids_BT": move("input_ids"),
+            "position_ids_BT": move("position_ids"),
+            "cu_seqlens": micro_batch["cu_seqlens"],
+            "labels_BT": move("labels"),
+        }
+
+    def train(self) -> None:
+        """Trains from the newest checkpoint, or from the start, to `training_steps`."""
+        self.state.step = self.checkpointer.load()
+        self.metrics.on_resume(self.state.step)
+        if self.state.step >= self.training_steps:
+            logger.info(
+                "already at step %d of %d, nothing to train: raise --training.steps, or give another --dump_folder",
+                self.state.step,
+                self.training_steps,
+            )
+            return
+        batches = iter(self.dataloader)
+        # Collecting at a step of its own choice, each rank would make all the others wait.
+        collect_ourselves = self.config.training.gc_steps > 0 and gc.isenabled()
+        if collect_ourselves:
+            gc.disable()
+        try:
+            with self.profiler:
+                while self.state.step < self.training_steps:
+                    self._one_step(batches)
+        finally:
+            if collect_ourselves:
+                gc.enable()
+
+    def _one_step(self, batches: Iterator[list[dict[str, Any]]]) -> None:
+        record = self.train_step(batches)
+        if self.validator.due(self.state.step):
+            record.extra["validation_loss"] = self.validator.validate()
+        self.metrics.log(record)
+        self.profiler.step()
+        self.checkpointer.maybe_save(self.state.step, last=self.state.step == self.training_steps)
+        training = self.config.training
+        if training.gc_steps and self.state.step % training.gc_steps == 0:
+            gc.collect(1)
+        if training.empty_cache_steps and self.state.step % training.empty_cache_steps == 0:
+            get_platform().empty_cache()
+
+    def train_step(self, batches: Iterator[list[dict[str, Any]]]) -> StepMetrics:
+        """One optimizer step over the next item of the dataloader.
+
+        Raises:
+            NonFiniteError: loss or gradient norm is not finite; on every rank, before any weight is changed.
+            TrainingError: the loss is not zero though no label is to be trained.
+        """
+        start = time.perf_counter()
+        micro_batches = next(batches)
+        data_seconds = time.perf_counter() - start
+        step = self.state.step + 1
+        lr = self.lr_schedulers.get_last_lr()
+
+        group, device = self.parallel_dims.loss_group, get_platform().device()
+        scales, valid_tokens = loss_scales(
+            [m["labels"] for m in micro_batches], self.config.training.loss_aggregation, group, device
+        )
+        totals = StepTotals()
+        for index, (micro_batch, scale) in enumerate(zip(micro_batches, scales, strict=True)):
+            gradient_sync(self.model_parts, last=index == len(micro_batches) - 1)
+            self.forward_backward(micro_batch, scale, totals)
+        if self.finite_guard is not None:
+            self.finite_guard.check_gradients()
+        grad_norm = clip_grad_norm(
+            (p for part in self.model_parts for p in part.parameters()), self.config.training.max_grad_norm
+        )
+        loss, aux_loss, norm = totals.reduce(group, grad_norm)
+        check_step(step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)
+        self.optimizers.step()
+        self.optimizers.zero_grad()
+        self.lr_schedulers.step()
+
+        tokens = self.parallel_dims.dp_size * sum(m["input_ids"].numel() for m in micro_batches)
+        self.state.step = step
+        self.state.tokens += tokens
+        seconds = time.perf_counter() - start
+        return StepMetrics(
+            step=step,
+            loss=loss,
+            grad_norm=norm,
+            lr=lr,
+            tokens=tokens,
+            step_seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            data_seconds=data_seconds,
+            memory_bytes=get_platform().memory_bytes(),
+            extra={} if aux_loss is None else {"aux_loss": aux_loss},
+        )
+
+    def forward_backward(self, micro_batch: dict[str, Any], scale: Tensor, totals: StepTotals) -> None:
+        """Adds the gradients of one micro-batch, and its share of the step's loss to `totals`.
+
+        The objective is `scale` x (sum of the loss over the micro-batch's tokens) + (sum of the auxiliary loss over
+        its rows) / (rows of the step): its sum over micro-batches and ranks does not depend on how rows are split.
+        """
+        output = self.model_parts[0](**self.get_batch(micro_batch), loss_fn=self.loss)
+        loss, aux_loss = output.loss_sum * scale, None
+        objective = loss
+        if output.aux_loss_sum is not None:
+            aux_loss = output.aux_loss_sum / self.config.training.global_batch_size
+            objective = loss + aux_loss
+        totals.add(loss, aux_loss)
+        objective.backward()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=error_type is not None)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Ends threads and writers and leaves the process group. May be called more than once.
+
+        `failed`: this rank ends with an error, so the others are not waited for.
+        """
+        self.dataloader.close()
+        self.validator.close()
+        self.metrics.close()
+        if not failed:
+            destroy_distributed()

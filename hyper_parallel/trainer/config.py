@@ -1,0 +1,166 @@
+"""TrainerConfig: the one tree that every front door ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hyper_parallel.components.checkpoint import CheckpointManager
+from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
+from hyper_parallel.components.loss import AutoCELoss, BaseLoss
+from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
+from hyper_parallel.components.metrics import MetricsProcessor
+from hyper_parallel.components.optimizer import AdamW, OptimizersContainer
+from hyper_parallel.components.profiler import Profiler
+from hyper_parallel.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
+from hyper_parallel.components.validator import Validator
+from hyper_parallel.config.configurable import Buildable, Configurable, setting, slot
+from hyper_parallel.config.errors import ConfigError, Fault
+from hyper_parallel.config.sections import (
+    ActivationCheckpointConfig,
+    CommConfig,
+    CompileConfig,
+    DebugConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
+from hyper_parallel.distributed.topology import resolve_degrees
+from hyper_parallel.protocols.model_spec import ModelSpec
+
+__all__ = [
+    "ActivationCheckpointConfig",
+    "CommConfig",
+    "CompileConfig",
+    "DebugConfig",
+    "ParallelismConfig",
+    "TrainerConfig",
+    "TrainingConfig",
+]
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainerConfig(Configurable.Config):
+    """Everything a run is made of: slots that are built, and sections of plain data."""
+
+    model_spec: ModelSpec | None = setting(None, aliases=("model",))
+    """The model and its functions: a family, a family:flavor, or a family:folder with a Hugging Face config.json."""
+    hf_assets_path: str | None = None
+    """Folder with the tokenizer's files. None: the embedded tokenizer of 4,096 entries."""
+    dump_folder: str = "outputs"
+    """Where everything that the run writes goes."""
+
+    tokenizer: Buildable[BaseTokenizer] = slot(HuggingFaceTokenizer.Config, runtime="hf_assets_path")
+    """Text to token ids."""
+    dataloader: Buildable[BaseDataLoader] = slot(
+        TextDataLoader.Config, runtime="tokenizer seq_len micro_batch_size global_batch_size dp_rank dp_size seed"
+    )
+    """One item for each optimizer step."""
+    optimizer: Buildable[OptimizersContainer] = slot(AdamW.Config, runtime="model_parts params model")
+    """Updates the weights."""
+    lr_scheduler: Buildable[LRSchedulersContainer] = slot(
+        LRSchedulersContainer.Config, runtime="optimizers training_steps"
+    )
+    """Learning rate by step."""
+    loss: Buildable[BaseLoss] = slot(AutoCELoss.Config, runtime="vocab_size", aliases=("loss_fn",))
+    """What is minimised: a sum over trained tokens."""
+    checkpoint: Buildable[CheckpointManager] = slot(
+        CheckpointManager.Config,
+        runtime="dump_folder model_parts optimizers lr_schedulers dataloader train_state sd_adapter",
+    )
+    """Saves and resumes."""
+    metrics: Buildable[MetricsProcessor] = slot(
+        MetricsProcessor.Config, runtime="dump_folder training_steps flops_per_token peak_flops is_writer"
+    )
+    """Numbers of every step, and where they go."""
+    profiler: Buildable[Profiler] = slot(Profiler.Config, runtime="dump_folder")
+    """Traces of a window of steps."""
+    validator: Buildable[Validator] = slot(
+        Validator.Config, runtime="model_parts loss get_batch loader_arguments loss_group training_steps"
+    )
+    """Loss on held-out data."""
+
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """How long, in what batches, in which numbers."""
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    """How the ranks share the work."""
+    activation_checkpoint: ActivationCheckpointConfig = setting(
+        default_factory=ActivationCheckpointConfig, aliases=("gradient_checkpointing",)
+    )
+    """What the backward pass computes again."""
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    """torch.compile of each block."""
+    comm: CommConfig = field(default_factory=CommConfig)
+    """How ranks talk."""
+    debug: DebugConfig = field(default_factory=DebugConfig)
+    """Aids that cost speed."""
+
+    def cross_faults(self, world_size: int) -> Iterator[Fault]:
+        """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
+        if self.model_spec is None:
+            yield Fault("model_spec", "no model is chosen", "give --model_spec FAMILY[:FLAVOR or :FOLDER]")
+        try:
+            degrees = resolve_degrees(self.parallelism, world_size)
+        except ConfigError as error:
+            yield from error.faults
+        else:
+            yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
+        longest = getattr(self.model_spec and self.model_spec.model, "max_position_embeddings", None)
+        if longest is not None and self.training.seq_len > longest:
+            yield Fault(
+                "training.seq_len",
+                f"{self.training.seq_len} is more than the model's max_position_embeddings {longest}",
+                f"give {longest} or fewer",
+            )
+        if (
+            self.model_spec is not None
+            and self.model_spec.parallelize_fn is None
+            and self.model_spec.build_model_fn is None
+        ):
+            yield Fault(
+                "model_spec",
+                f"{self.model_spec.name} has neither parallelize_fn nor build_model_fn",
+                "give its ModelSpec one of the two",
+            )
+        if self.training.steps is not None:
+            yield from schedule_faults(self, self.training.steps)
+        yield from _validation_faults(self)
+
+
+def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Fault]:
+    """Faults of the learning-rate schedule in a run of `training_steps`."""
+    if isinstance(config.lr_scheduler, LRSchedulersContainer.Config):
+        yield from config.lr_scheduler.faults_for(training_steps)
+
+
+def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:
+    train, validator = config.dataloader, config.validator
+    if not (isinstance(validator, Validator.Config) and validator.enable):
+        return
+    held_out = validator.dataloader
+    if not (isinstance(train, TextDataLoader.Config) and isinstance(held_out, TextDataLoader.Config)):
+        return
+    if train.path is not None and held_out.path is None:
+        yield Fault(
+            "validator.dataloader.path",
+            f"not given, but dataloader.path is {train.path!r}: the embedded corpus is not held-out data of that",
+            "give a file of held-out text",
+        )
+    elif train.path is None and held_out.path is None and held_out.split == train.split:
+        yield Fault(
+            "validator.dataloader.split",
+            f"{held_out.split} is also what dataloader.split trains on",
+            "set one of them to the other split",
+        )
+
+
+def _batch_faults(training: TrainingConfig, dp_size: int) -> Iterator[Fault]:
+    rows = training.micro_batch_size * dp_size
+    if rows > 0 and training.global_batch_size % rows:
+        below = training.global_batch_size // rows * rows
+        choices = f"{below} or {below + rows}" if below else f"{rows}"
+        yield Fault(
+            "training.global_batch_size",
+            f"{training.global_batch_size} is not a multiple of training.micro_batch_size {training.micro_batch_size} "
+            f"x data-parallel size {dp_size}",
+            f"set global_batch_size to {choices}, or change micro_batch_size",
+        )

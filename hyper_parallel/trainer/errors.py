@@ -1,0 +1,22 @@
+"""Errors of a running training job whose message is all that a user needs: printed in one line, without a traceback."""
+
+from __future__ import annotations
+
+
+class TrainingError(Exception):
+    """Training cannot go on. The message says at which step, why, and what to do."""
+
+
+class NonFiniteError(TrainingError):
+    """The loss or the gradient norm is not finite."""
+
+    def __init__(self, step: int, quantity: str, value: float, last_checkpoint: str | None) -> None:
+        saved = (
+            f"the last finite checkpoint is {last_checkpoint}"
+            if last_checkpoint
+            else "no checkpoint was saved before it"
+        )
+        super().__init__(
+            f"step {step}: {quantity} is {value}, so no weight was changed; {saved}; lower optimizer.lr, or find the "
+            "module with debug.check_nan_inf"
+        )

@@ -1,0 +1,51 @@
+"""HyperTrainer: the trainer that TrainerConfig builds, in eleven steps."""
+
+from __future__ import annotations
+
+from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.trainer import phases
+from hyper_parallel.trainer.base import BaseTrainer
+from hyper_parallel.trainer.config import TrainerConfig
+
+
+class HyperTrainer(BaseTrainer, Configurable):
+    """Trains our own model families. Each line of `__init__` is one step of set-up; see `phases`."""
+
+    Config = TrainerConfig
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self.config = config
+        self.state = phases.TrainState()
+        self.parallel_dims = phases.set_up_process(config)  # 1
+        self.tokenizer = phases.build_tokenizer(config)  # 2
+        self.dataloader = phases.build_dataloader(config, self.parallel_dims, self.tokenizer)  # 3
+        self.training_steps = phases.plan_steps(config, self.dataloader)
+        model_config = phases.prepare_model_config(config)  # 4
+        model = phases.construct_model(config, model_config)  # 5
+        model.verify_module_protocol()  # 6
+        self.model_parts = phases.parallelize(config, model, self.parallel_dims)  # 7
+        phases.materialize(config, self.model_parts)  # 8
+        self.optimizers = phases.build_optimizers(config, self.model_parts, self.parallel_dims)  # 9
+        self.lr_schedulers = phases.build_lr_schedulers(config, self.optimizers, self.training_steps)
+        self.loss = phases.build_loss(config, self.model_parts)
+        self.checkpointer = phases.build_checkpointer(  # 10
+            config,
+            model_config=model_config,
+            model_parts=self.model_parts,
+            optimizers=self.optimizers,
+            lr_schedulers=self.lr_schedulers,
+            dataloader=self.dataloader,
+            train_state=self.state,
+        )
+        self.metrics = phases.build_metrics(config, self.model_parts, self.training_steps)  # 11
+        self.profiler = phases.build_profiler(config)
+        self.validator = phases.build_validator(
+            config,
+            model_parts=self.model_parts,
+            loss=self.loss,
+            get_batch=self.get_batch,
+            parallel_dims=self.parallel_dims,
+            tokenizer=self.tokenizer,
+            training_steps=self.training_steps,
+        )
+        self.finite_guard = phases.guard_finite(config, self.model_parts)

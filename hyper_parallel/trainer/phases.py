@@ -1,0 +1,295 @@
+"""The steps of set-up, each a function from what it needs to what it makes. Every trainer calls these."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hyper_parallel.components.checkpoint import CheckpointManager
+from hyper_parallel.components.data import BaseDataLoader
+from hyper_parallel.components.loss import BaseLoss
+from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
+from hyper_parallel.components.metrics import MetricsProcessor
+from hyper_parallel.components.optimizer import OptimizersContainer, adopt, parameter_groups
+from hyper_parallel.components.profiler import Profiler
+from hyper_parallel.components.tokenizer import BaseTokenizer
+from hyper_parallel.components.validator import Validator
+from hyper_parallel.config.errors import ConfigError, raise_faults
+from hyper_parallel.distributed.fsdp import fsdp_needed
+from hyper_parallel.distributed.parallel_dims import ParallelDims
+from hyper_parallel.distributed.process_group import init_distributed, launched_rank, launched_world_size
+from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.environment import prepare_environment
+from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.trainer.config import TrainerConfig, schedule_faults
+from hyper_parallel.trainer.step import FiniteGuard
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_STEPS = 100
+"""Length of a run that sets neither `training.steps` nor `training.epochs`."""
+
+
+@dataclass
+class TrainState:
+    """How far the run has come."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    tokens: int = 0
+    """Tokens seen, over all ranks."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "tokens": self.tokens}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self.tokens = state["step"], state["tokens"]
+
+
+def set_up_logging(rank: int) -> None:
+    """Log lines of rank 0 at INFO on standard error; of other ranks warnings only, with their rank."""
+    root = logging.getLogger("hyper_parallel")
+    root.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    if not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        place = "" if rank == 0 else f"[rank {rank}] "
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {place}%(message)s", datefmt="%H:%M:%S"))
+        root.addHandler(handler)
+        root.propagate = False
+
+
+def set_up_process(config: TrainerConfig) -> ParallelDims:
+    """Step 1: logging, device, determinism, process group, mesh, random seed.
+
+    Raises:
+        ConfigError: the device cannot compute in the configured type.
+    """
+    set_up_logging(launched_rank())
+    platform, training = get_platform(), config.training
+    if training.dtype == "float64" and not platform.supports_float64:
+        raise ConfigError.one(
+            "training.dtype", f"float64 is not computed by {platform.name}", "set float32 or bfloat16"
+        )
+    prepare_environment(deterministic=config.debug.deterministic, timeout_seconds=config.comm.timeout_seconds)
+    platform.set_device()
+    platform.set_deterministic(config.debug.deterministic)
+    world_size = launched_world_size()
+    init_distributed(config.comm, even_alone=fsdp_needed(training, config.parallelism, world_size))
+    parallel_dims = ParallelDims.from_config(config.parallelism, world_size)
+    parallel_dims.build_mesh(platform.device_type)
+    # Weights and data order have generators of their own; this one is for what draws while training, such as dropout,
+    # which must differ between ranks that hold different rows.
+    platform.seed_all(training.seed + parallel_dims.dp_rank)
+    logger.info(
+        "device %s, %d rank(s): dp_replicate %d x dp_shard %d",
+        platform.name,
+        world_size,
+        parallel_dims.dp_replicate,
+        parallel_dims.dp_shard,
+    )
+    return parallel_dims
+
+
+def build_tokenizer(config: TrainerConfig) -> BaseTokenizer:
+    """Step 2.
+
+    Raises:
+        ConfigError: the tokenizer has ids that the model cannot embed.
+    """
+    tokenizer = config.tokenizer.build(hf_assets_path=config.hf_assets_path)
+    vocab_size = getattr(config.model_spec and config.model_spec.model, "vocab_size", None)
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        raise ConfigError.one(
+            "tokenizer",
+            f"it has {tokenizer.vocab_size} entries, but the model's vocab_size is {vocab_size}",
+            f"choose a tokenizer with {vocab_size} entries or fewer, or a model with a larger vocab_size",
+        )
+    return tokenizer
+
+
+def loader_arguments(config: TrainerConfig, parallel_dims: ParallelDims, tokenizer: BaseTokenizer) -> dict[str, Any]:
+    """The runtime arguments of every dataloader of the run: the training one's and the validator's."""
+    training = config.training
+    return {
+        "tokenizer": tokenizer,
+        "seq_len": training.seq_len,
+        "micro_batch_size": training.micro_batch_size,
+        "global_batch_size": training.global_batch_size,
+        "dp_rank": parallel_dims.dp_rank,
+        "dp_size": parallel_dims.dp_size,
+        "seed": training.seed,
+    }
+
+
+def build_dataloader(config: TrainerConfig, parallel_dims: ParallelDims, tokenizer: BaseTokenizer) -> BaseDataLoader:
+    """Step 3."""
+    return config.dataloader.build(**loader_arguments(config, parallel_dims, tokenizer))
+
+
+def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
+    """Optimizer steps of the whole run: `training.steps`, or what `training.epochs` hold, or DEFAULT_STEPS.
+
+    Raises:
+        ConfigError: the learning-rate schedule does not fit into that many steps.
+    """
+    training = config.training
+    if training.steps is not None:
+        return training.steps
+    if training.epochs is None:
+        steps = DEFAULT_STEPS
+    else:
+        # At least 1: a dataloader has rows for one step, or it refuses to be built.
+        steps = training.epochs * dataloader.rows_per_epoch // training.global_batch_size
+    raise_faults(schedule_faults(config, steps))
+    return steps
+
+
+def prepare_model_config(config: TrainerConfig) -> BaseModel.Config:
+    """Step 4: the run's private copy of the model's Config, told about the run."""
+    assert config.model_spec is not None and config.model_spec.model is not None, "validated before anything is built"
+    model_config = copy.deepcopy(config.model_spec.model)
+    model_config.update_from_config(config)
+    return model_config
+
+
+def construct_model(config: TrainerConfig, model_config: BaseModel.Config) -> BaseModel:
+    """Step 5: the whole model in `training.dtype` on the meta device: shapes without memory."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, config.training.dtype))
+    try:
+        with torch.device("meta"):
+            return model_config.build()
+    finally:
+        torch.set_default_dtype(default)
+
+
+def parallelize(config: TrainerConfig, model: BaseModel, parallel_dims: ParallelDims) -> list[BaseModel]:
+    """Step 7: the parts of the model that live on this rank, one for each pipeline stage, still without memory."""
+    spec = config.model_spec
+    assert spec is not None and spec.parallelize_fn is not None, "validated before anything is built"
+    part = spec.parallelize_fn(
+        model,
+        parallel_dims,
+        training=config.training,
+        parallelism=config.parallelism,
+        activation_checkpoint=config.activation_checkpoint,
+        compile=config.compile,
+        dump_folder=config.dump_folder,
+    )
+    return [part]
+
+
+def materialize(config: TrainerConfig, model_parts: list[BaseModel]) -> None:
+    """Step 8: memory for the shards of this rank, and their initial values."""
+    device = torch.device("cpu") if config.parallelism.cpu_offload else get_platform().device()
+    for part in model_parts:
+        part.to_empty(device=device)
+        part.init_weights(config.training.seed)
+        part.train()
+    assert config.model_spec is not None
+    logger.info(
+        "model %s:%s, %s parameters in %s",
+        config.model_spec.name,
+        config.model_spec.flavor,
+        f"{sum(p.numel() for part in model_parts for p in part.parameters()):,}",
+        config.training.dtype,
+    )
+
+
+def build_optimizers(
+    config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims
+) -> OptimizersContainer:
+    """Step 9. A plain torch optimizer is taken into a container."""
+    product = config.optimizer.build(
+        model_parts=model_parts, params=parameter_groups(model_parts), model=model_parts[0]
+    )
+    optimizers = adopt(product, model_parts)
+    if config.model_spec is not None and config.model_spec.post_optimizer_build_fn is not None:
+        config.model_spec.post_optimizer_build_fn(optimizers, model_parts, parallel_dims)
+    return optimizers
+
+
+def build_lr_schedulers(
+    config: TrainerConfig, optimizers: OptimizersContainer, training_steps: int
+) -> LRSchedulersContainer:
+    """Step 9."""
+    return config.lr_scheduler.build(optimizers=optimizers, training_steps=training_steps)
+
+
+def build_loss(config: TrainerConfig, model_parts: list[BaseModel]) -> BaseLoss:
+    """Step 9: what the optimizer minimises."""
+    return config.loss.build(vocab_size=model_parts[-1].vocab_size)
+
+
+def build_checkpointer(
+    config: TrainerConfig,
+    *,
+    model_config: BaseModel.Config,
+    model_parts: list[BaseModel],
+    optimizers: OptimizersContainer,
+    lr_schedulers: LRSchedulersContainer,
+    dataloader: BaseDataLoader,
+    train_state: TrainState,
+) -> CheckpointManager:
+    """Step 10."""
+    adapter = config.model_spec.state_dict_adapter if config.model_spec is not None else None
+    return config.checkpoint.build(
+        dump_folder=config.dump_folder,
+        model_parts=model_parts,
+        optimizers=optimizers,
+        lr_schedulers=lr_schedulers,
+        dataloader=dataloader,
+        train_state=train_state,
+        sd_adapter=adapter(model_config) if adapter is not None else None,
+    )
+
+
+def build_metrics(config: TrainerConfig, model_parts: list[BaseModel], training_steps: int) -> MetricsProcessor:
+    """Step 11."""
+    training = config.training
+    compute_dtype = getattr(torch, training.mixed_precision_param or training.dtype)
+    peak_flops = get_platform().peak_flops(compute_dtype)
+    return config.metrics.build(
+        dump_folder=config.dump_folder,
+        training_steps=training_steps,
+        flops_per_token=model_parts[0].flops_per_token(training.seq_len),
+        peak_flops=None if peak_flops is None else peak_flops * launched_world_size(),
+        is_writer=launched_rank() == 0,
+    )
+
+
+def build_profiler(config: TrainerConfig) -> Profiler:
+    """Step 11."""
+    return config.profiler.build(dump_folder=config.dump_folder)
+
+
+def build_validator(
+    config: TrainerConfig,
+    *,
+    model_parts: list[BaseModel],
+    loss: BaseLoss,
+    get_batch: Callable[[dict[str, Any]], dict[str, Any]],
+    parallel_dims: ParallelDims,
+    tokenizer: BaseTokenizer,
+    training_steps: int,
+) -> Validator:
+    """Step 11."""
+    return config.validator.build(
+        model_parts=model_parts,
+        loss=loss,
+        get_batch=get_batch,
+        loader_arguments=loader_arguments(config, parallel_dims, tokenizer),
+        loss_group=parallel_dims.loss_group,
+        training_steps=training_steps,
+    )
+
+
+def guard_finite(config: TrainerConfig, model_parts: list[BaseModel]) -> FiniteGuard | None:
+    """Step 11: hooks that name the source of a NaN, when `debug.check_nan_inf` asks for them."""
+    return FiniteGuard(model_parts) if config.debug.check_nan_inf else None
