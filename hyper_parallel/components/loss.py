@@ -101,7 +101,9 @@ class ChunkedCELoss(BaseLoss):
             ValueError: the head has a bias, which would be left out.
         """
         if getattr(lm_head, "bias", None) is not None:
-            raise ValueError("ChunkedCELoss multiplies by lm_head.weight alone; use CrossEntropyLoss for a head with bias")
+            raise ValueError(
+                "ChunkedCELoss multiplies by lm_head.weight alone; use CrossEntropyLoss for a head with bias"
+            )
         return _ChunkedCrossEntropy.apply(
             hidden_BTD.flatten(0, 1), lm_head.weight, labels_BT.flatten(), self.chunk_tokens, torch.is_grad_enabled()
         )

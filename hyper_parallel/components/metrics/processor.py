@@ -1,0 +1,128 @@
+"""MetricsProcessor: measures the time of each step and hands its numbers to every sink."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hyper_parallel.components.metrics.console import ConsoleLog
+from hyper_parallel.components.metrics.json_lines import JsonLines
+from hyper_parallel.components.metrics.progress_bar import ProgressBar
+from hyper_parallel.components.metrics.record import StepMetrics
+from hyper_parallel.components.metrics.sink import MetricsSink
+from hyper_parallel.components.metrics.tensorboard import TensorBoard
+from hyper_parallel.config.configurable import Buildable, Configurable, setting
+
+
+def default_sinks() -> tuple[Buildable[MetricsSink], ...]:
+    """Everything that needs no account: progress bar, log lines, metrics.jsonl and TensorBoard files."""
+    return ProgressBar.Config(), ConsoleLog.Config(), JsonLines.Config(), TensorBoard.Config()
+
+
+class MetricsProcessor(Configurable):
+    """The one producer of a step's numbers.
+
+    ::
+
+        metrics.on_resume(step)                      # 0 for a fresh run
+        while ...:
+            metrics.start_step()
+            batch = next(batches)
+            metrics.data_ready()
+            ...                                      # forward, backward, update
+            metrics.log(metrics.record(step=..., loss=..., grad_norm=..., lr=..., tokens=...))
+        metrics.close()
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        """Where the numbers go."""
+
+        sinks: tuple[Buildable[MetricsSink], ...] = setting(default_factory=default_sinks)
+        """Who takes the numbers of each step, in this order."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dump_folder: str,
+        training_steps: int,
+        flops_per_token: float | None = None,
+        peak_flops: float | None = None,
+        is_writer: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Builds the sinks on the writing rank; on the others `log` does nothing.
+
+        Args:
+            training_steps: of the whole run, resumed parts included.
+            flops_per_token: forward and backward, of the model.
+            peak_flops: per second, of all devices of the run together. None: MFU stays unknown.
+            clock: seconds, from any origin.
+        """
+        self.config = config
+        self.sinks: list[MetricsSink] = (
+            [sink.build(dump_folder=dump_folder, training_steps=training_steps) for sink in config.sinks]
+            if is_writer
+            else []
+        )
+        self._flops_share = flops_per_token / peak_flops if flops_per_token and peak_flops else None
+        self._clock = clock
+        self._started_seconds = self._ready_seconds = clock()
+        self._is_open = False
+
+    def on_resume(self, step: int) -> None:
+        """Opens the sinks after `step`, the last one that counts; 0 is a fresh run."""
+        self.close()
+        for sink in self.sinks:
+            sink.open(step)
+        self._is_open = True
+
+    def start_step(self) -> None:
+        """The step begins: call before asking for its batch."""
+        self._started_seconds = self._ready_seconds = self._clock()
+
+    def data_ready(self) -> None:
+        """The batch has come."""
+        self._ready_seconds = self._clock()
+
+    def record(
+        self,
+        *,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        lr: float,
+        tokens: int,
+        memory_bytes: int | None = None,
+        extra: Mapping[str, float | None] | None = None,
+    ) -> StepMetrics:
+        """The numbers of the step that ends now. Its weights must be updated: wait for the device before."""
+        step_seconds = self._clock() - self._started_seconds
+        return StepMetrics(
+            step=step,
+            loss=loss,
+            grad_norm=grad_norm,
+            lr=lr,
+            tokens=tokens,
+            step_seconds=step_seconds,
+            data_seconds=self._ready_seconds - self._started_seconds,
+            memory_bytes=memory_bytes,
+            mfu=None if self._flops_share is None else tokens / step_seconds * self._flops_share,
+            extra=extra or {},
+        )
+
+    def log(self, record: StepMetrics) -> None:
+        """Hands `record` to every sink, opening them after the step before it if nobody did."""
+        if not self._is_open:
+            self.on_resume(record.step - 1)
+        for sink in self.sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Closes the sinks; may be called again."""
+        if self._is_open:
+            self._is_open = False
+            for sink in self.sinks:
+                sink.close()
