@@ -112,9 +112,9 @@ class LRSchedulersContainer(Configurable):
         self._step += 1
         self._apply()
 
-    def get_last_lr(self) -> list[float]:
-        """Rate that each parameter group has now."""
-        return [group["lr"] for group in self._groups]
+    def get_last_lr(self) -> float:
+        """Rate of the first parameter group for the step to come."""
+        return self._groups[0]["lr"]
 
     def state_dict(self) -> dict[str, Any]:
         """Steps done. The shape is config: a resumed run follows its own, from the same step."""

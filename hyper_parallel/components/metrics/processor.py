@@ -1,9 +1,8 @@
-"""MetricsProcessor: measures the time of each step and hands its numbers to every sink."""
+"""MetricsProcessor: completes the numbers of each step and hands them to every sink."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import dataclasses
 from dataclasses import dataclass
 
 from hyper_parallel.components.metrics.console import ConsoleLog
@@ -21,19 +20,7 @@ def default_sinks() -> tuple[Buildable[MetricsSink], ...]:
 
 
 class MetricsProcessor(Configurable):
-    """The one producer of a step's numbers.
-
-    ::
-
-        metrics.on_resume(step)                      # 0 for a fresh run
-        while ...:
-            metrics.start_step()
-            batch = next(batches)
-            metrics.data_ready()
-            ...                                      # forward, backward, update
-            metrics.log(metrics.record(step=..., loss=..., grad_norm=..., lr=..., tokens=...))
-        metrics.close()
-    """
+    """The one way of a step's numbers to wherever they are wanted."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -51,7 +38,6 @@ class MetricsProcessor(Configurable):
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
         is_writer: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Builds the sinks on the writing rank; on the others `log` does nothing.
 
@@ -59,7 +45,6 @@ class MetricsProcessor(Configurable):
             training_steps: of the whole run, resumed parts included.
             flops_per_token: forward and backward, of the model.
             peak_flops: per second, of all devices of the run together. None: MFU stays unknown.
-            clock: seconds, from any origin.
         """
         self.config = config
         self.sinks: list[MetricsSink] = (
@@ -68,8 +53,6 @@ class MetricsProcessor(Configurable):
             else []
         )
         self._flops_share = flops_per_token / peak_flops if flops_per_token and peak_flops else None
-        self._clock = clock
-        self._started_seconds = self._ready_seconds = clock()
         self._is_open = False
 
     def on_resume(self, step: int) -> None:
@@ -79,42 +62,10 @@ class MetricsProcessor(Configurable):
             sink.open(step)
         self._is_open = True
 
-    def start_step(self) -> None:
-        """The step begins: call before asking for its batch."""
-        self._started_seconds = self._ready_seconds = self._clock()
-
-    def data_ready(self) -> None:
-        """The batch has come."""
-        self._ready_seconds = self._clock()
-
-    def record(
-        self,
-        *,
-        step: int,
-        loss: float,
-        grad_norm: float,
-        lr: float,
-        tokens: int,
-        memory_bytes: int | None = None,
-        extra: Mapping[str, float | None] | None = None,
-    ) -> StepMetrics:
-        """The numbers of the step that ends now. Its weights must be updated: wait for the device before."""
-        step_seconds = self._clock() - self._started_seconds
-        return StepMetrics(
-            step=step,
-            loss=loss,
-            grad_norm=grad_norm,
-            lr=lr,
-            tokens=tokens,
-            step_seconds=step_seconds,
-            data_seconds=self._ready_seconds - self._started_seconds,
-            memory_bytes=memory_bytes,
-            mfu=None if self._flops_share is None else tokens / step_seconds * self._flops_share,
-            extra=extra or {},
-        )
-
     def log(self, record: StepMetrics) -> None:
-        """Hands `record` to every sink, opening them after the step before it if nobody did."""
+        """Hands `record`, with its MFU, to every sink, opening them after the step before it if nobody did."""
+        if self._flops_share is not None:
+            record = dataclasses.replace(record, mfu=record.tokens_per_second * self._flops_share)
         if not self._is_open:
             self.on_resume(record.step - 1)
         for sink in self.sinks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -21,18 +20,17 @@ class StepMetrics:
     """Tokens of all rows of the step, on all ranks."""
     step_seconds: float
     """From asking for the batch to updated weights."""
+    tokens_per_second: float
+    """`tokens` / `step_seconds`."""
     data_seconds: float
     """Part of `step_seconds` spent waiting for the batch."""
     memory_bytes: int | None = None
     """Peak of this rank. None: not measurable."""
     mfu: float | None = None
-    """Model FLOPs utilisation, 0 to 1 (Chowdhery et al., 2022, appendix B). None: the device's peak is not known."""
-    extra: Mapping[str, float | None] = field(default_factory=dict)
-    """What else is known of the step, such as aux_loss or validation_loss."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.step_seconds
+    """Model FLOPs utilisation, 0 to 1 (Chowdhery et al., 2022, appendix B). None: the devices' peak is not known.
+    MetricsProcessor fills it in."""
+    extra: dict[str, float | None] = field(default_factory=dict)
+    """What else is known of the step, by name, such as aux_loss or validation_loss."""
 
     def as_dict(self) -> dict[str, float | None]:
         """All numbers by name, in the order in which they are written; mfu only where it is known."""
@@ -51,7 +49,7 @@ class StepMetrics:
             numbers["mfu"] = self.mfu
         if clash := numbers.keys() & self.extra.keys():
             raise ValueError(f"extra metrics have the names of step metrics: {', '.join(sorted(clash))}; rename them")
-        return numbers | dict(self.extra)
+        return numbers | self.extra
 
 
 class RateWindow:
