@@ -21,6 +21,8 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field
+from enum import Enum
+from pathlib import PurePath
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from hyper_parallel.config.errors import Fault
@@ -66,10 +68,11 @@ class ConfigNode(Sealable):
         return iter(())
 
     def traverse(self, path: str = "") -> Iterator[tuple[str, ConfigNode]]:
-        """Yields (dotted path, node) for this node and every node below it, parents first."""
-        yield path, self
-        for f in dataclasses.fields(self):
-            yield from _traverse_value(getattr(self, f.name), f"{path}.{f.name}" if path else f.name)
+        """Yields (dotted path, node) for this node and every node below it, parents first.
+
+        Nodes are found inside lists, tuples, dicts and plain dataclasses (a ModelSpec) as well.
+        """
+        return _traverse(self, path)
 
     def replace_all(self, kind: type[NodeT], change: Callable[[NodeT], Any]) -> int:
         """Puts `change(node)` in the place of every node of type `kind` below this one; returns how many.
@@ -80,24 +83,19 @@ class ConfigNode(Sealable):
 
         def visit(value: Any) -> Any:
             nonlocal count
+            changed = {}
+            for name, old in parts(value):
+                new = visit(old)
+                if new is not old:
+                    changed[name] = new
             if isinstance(value, ConfigNode):
-                for f in dataclasses.fields(value):
-                    old = getattr(value, f.name)
-                    new = visit(old)
-                    if new is not old:
-                        setattr(value, f.name, new)
+                for name, new in changed.items():
+                    setattr(value, name, new)
                 if isinstance(value, kind) and value is not self:
                     count += 1
                     return change(value)
-            elif isinstance(value, (list, tuple)):
-                items = [visit(item) for item in value]
-                if any(a is not b for a, b in zip(items, value, strict=True)):
-                    return type(value)(items)
-            elif isinstance(value, dict):
-                new_dict = {k: visit(v) for k, v in value.items()}
-                if any(new_dict[k] is not v for k, v in value.items()):
-                    return new_dict
-            return value
+                return value
+            return _with_parts(value, changed) if changed else value
 
         visit(self)
         return count
@@ -159,13 +157,8 @@ class Configurable:
         config = cls.__dict__.get("Config")
         if config is None:
             # The inherited Config builds the parent, so a subclass that adds no field needs one of its own.
-            config = dataclass(kw_only=True, slots=True)(
-                type(
-                    "Config",
-                    (cls.Config,),
-                    {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config", "__doc__": cls.__doc__},
-                )
-            )
+            names = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config", "__doc__": cls.__doc__}
+            config = dataclass(kw_only=True, slots=True)(type("Config", (cls.Config,), names))
             cls.Config = config  # type: ignore[misc]
         elif not ("__dataclass_params__" in config.__dict__ and "__slots__" in config.__dict__):
             raise TypeError(f"{cls.__qualname__}.Config: decorate it with @dataclass(kw_only=True, slots=True)")
@@ -198,9 +191,21 @@ def slot(
     return field(default_factory=default, metadata=metadata)
 
 
-def setting(default: Any = MISSING, *, default_factory: Any = MISSING, aliases: tuple[str, ...] = ()) -> Any:
-    """A plain field that also answers to `aliases`: dotted paths from the root if they contain a dot, else siblings."""
-    return field(default=default, default_factory=default_factory, metadata={"aliases": aliases})
+def setting(
+    default: Any = MISSING,
+    *,
+    default_factory: Any = MISSING,
+    aliases: tuple[str, ...] = (),
+    hidden: bool = False,
+    inline: bool = False,
+) -> Any:
+    """A plain field that says more about itself.
+
+    It also answers to `aliases`: dotted paths from the root if they contain a dot, else siblings. A `hidden` one is
+    the program's alone: no user sets it. The fields of an `inline` node also answer to paths that leave the node out.
+    """
+    metadata = {"aliases": aliases, "hidden": hidden, "inline": inline}
+    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def target_path(obj: Any) -> str:
@@ -210,9 +215,13 @@ def target_path(obj: Any) -> str:
 
 def plain(value: Any) -> Any:
     """`value` as dicts, lists and scalars. Objects with a `to_dict` answer for themselves."""
-    if hasattr(value, "to_dict"):
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, PurePath):
+        return str(value)
+    if hasattr(value, "to_dict") and not isinstance(value, type):
         return value.to_dict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if _is_dataclass_instance(value):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
@@ -223,12 +232,40 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _traverse_value(value: Any, path: str) -> Iterator[tuple[str, ConfigNode]]:
-    if isinstance(value, ConfigNode):
-        yield from value.traverse(path)
+def parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """The named parts of a dataclass, list, tuple or dict, as segments of a dotted path; nothing for other values."""
+    if _is_dataclass_instance(value):
+        for f in dataclasses.fields(value):
+            yield f.name, getattr(value, f.name)
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
-            yield from _traverse_value(item, f"{path}.{i}")
+            yield str(i), item
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _traverse_value(item, f"{path}.{key}")
+            yield str(key), item
+
+
+def join(path: str, segment: str) -> str:
+    """`path.segment`; at the root, whose path is empty, the segment alone."""
+    return f"{path}.{segment}" if path else segment
+
+
+def _is_dataclass_instance(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _traverse(value: Any, path: str) -> Iterator[tuple[str, ConfigNode]]:
+    if isinstance(value, ConfigNode):
+        yield path, value
+    for segment, part in parts(value):
+        yield from _traverse(part, join(path, segment))
+
+
+def _with_parts(value: Any, changed: dict[str, Any]) -> Any:
+    """A copy of a container or plain dataclass with some of its `parts` changed."""
+    if _is_dataclass_instance(value):
+        return dataclasses.replace(value, **changed)
+    if isinstance(value, dict):
+        return {key: changed.get(str(key), item) for key, item in value.items()}
+    items = [changed.get(str(i), item) for i, item in enumerate(value)]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

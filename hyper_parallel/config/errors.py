@@ -46,10 +46,16 @@ def raise_faults(faults: Iterable[Fault]) -> None:
         raise ConfigError(collected)
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be."""
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown `name`: the nearest known one where there is one, else the whole list."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = nearest(name, known)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {near!r}?"
     return f"choose one of {', '.join(known)}" if known else "remove it: nothing can be set here"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from hyper_parallel.config.configurable import ConfigNode, plain
+from hyper_parallel.config.configurable import ConfigNode, plain, setting
 from hyper_parallel.protocols.model import BaseModel
 from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
@@ -17,13 +17,13 @@ from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 class ModelSpec(ConfigNode):
     """A model's Config and its functions. Functions that are None have nothing to add to what the trainer does."""
 
-    name: str
+    name: str = setting(hidden=True)
     """Family, such as qwen3_moe."""
-    flavor: str
+    flavor: str = setting(hidden=True)
     """Size within the family, or a folder that holds a Hugging Face config.json."""
-    factory: str
+    factory: str = setting(hidden=True)
     """Dotted path of the function that makes this spec from (flavor, **overrides)."""
-    model: BaseModel.Config | None = None
+    model: BaseModel.Config | None = setting(None, inline=True)
     """Sizes. None: `build_model_fn` alone knows them."""
     build_model_fn: Callable[..., Any] | None = None
     """Constructs, parallelises, materialises and loads in one call, in the place of the steps that do so."""

@@ -1,0 +1,120 @@
+"""Command-line words onto a composed tree.
+
+``--a.b 3`` and ``--a.b=3`` set a value; a bare flag is true where the field is a switch. A list takes its items as
+words (``--betas 0.9 0.95``) or as one flow list (``--betas [0.9,0.95]``); items of a tuple of components have numbers
+(``--metrics.sinks.0.folder x``). Hyphens and underscores in a name are the same. A flag given again replaces what it
+said before, as in a script that appends ``"$@"``; the same field under two of its names is a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hyper_parallel.config.configurable import ConfigNode
+from hyper_parallel.config.errors import ConfigError, Fault, nearest
+from hyper_parallel.config.schema import Setting, settings
+from hyper_parallel.config.values import Word, coerce, describe, takes_bool, takes_many
+
+_FLAG = re.compile(r"--[A-Za-z_].*|-[A-Za-z]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One flag of the command line."""
+
+    name: str
+    """As the user wrote it, without the dashes in front."""
+    words: tuple[str, ...]
+    """What follows it, untouched."""
+
+
+def parse(argv: Iterable[str]) -> tuple[list[Override], list[str]]:
+    """(the flags of a command line with their words, the words in front of the first flag)."""
+    overrides: list[Override] = []
+    positional: list[str] = []
+    for token in argv:
+        if _FLAG.fullmatch(token):
+            name, equals, word = token.removeprefix("--").partition("=")
+            overrides.append(Override(name, (word,) if equals else ()))
+        elif overrides:
+            last = overrides[-1]
+            overrides[-1] = Override(last.name, (*last.words, token))
+        else:
+            positional.append(token)
+    return overrides, positional
+
+
+def apply(tree: ConfigNode, overrides: Iterable[Override]) -> dict[str, str]:
+    """Sets every override on `tree`; returns canonical path -> the name that the user wrote, for later faults.
+
+    Raises:
+        ConfigError: with all faults: unknown paths, fields given under two names, values of another type, stray words.
+    """
+    index = {name: setting for setting in settings(tree) for name in setting.names}
+    written: dict[str, str] = {}
+    faults: list[Fault] = []
+    for override in overrides:
+        setting = index.get(_spelled(override.name))
+        if setting is None:
+            faults.append(_unknown(override.name, index))
+            continue
+        earlier = written.setdefault(setting.path, override.name)
+        if _spelled(earlier) != _spelled(override.name):
+            faults.append(Fault(override.name, f"{earlier} is the same setting and is given too", "keep one of them"))
+            continue
+        try:
+            setattr(setting.node, setting.field, _value(override, setting))
+        except ConfigError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise ConfigError(faults)
+    return written
+
+
+def stray(words: Iterable[str], after: str = "") -> list[Fault]:
+    """A fault for each word that belongs to no flag."""
+    place = f"the word after --{after} belongs to no flag" if after else "the word belongs to no flag"
+    return [Fault(word, place, "write --name value or --name=value") for word in words]
+
+
+def _value(override: Override, setting: Setting) -> object:
+    words = override.words
+    if not words:
+        if takes_bool(setting.annotation):
+            return True
+        raise ConfigError.one(
+            override.name, f"expected {describe(setting.annotation)}, got nothing", f"write --{override.name} VALUE"
+        )
+    if takes_many(setting.annotation) and not _is_one_word(words):
+        return coerce([Word(word) for word in words], setting.annotation, override.name)
+    if len(words) > 1:
+        raise ConfigError(stray(words[1:], after=override.name))
+    return coerce(Word(words[0]), setting.annotation, override.name)
+
+
+def _is_one_word(words: Sequence[str]) -> bool:
+    """Whether the words are a flow list by themselves, or the word for no list at all."""
+    return len(words) == 1 and (words[0].startswith("[") or Word(words[0]).read() in (None, "None"))
+
+
+def _unknown(name: str, index: Mapping[str, Setting]) -> Fault:
+    spelled = _spelled(name)
+    parent, _, last = spelled.rpartition(".")
+    if last == "_target_":
+        return Fault(name, "a class cannot be changed on the command line", "choose it in a recipe or in YAML")
+    inside = sorted({known for known in index if known.startswith(f"{spelled}.")})
+    if inside:
+        return Fault(name, "is a group of settings", f"set what is in it, as in --{inside[0]}")
+    # A sibling first; then the same field elsewhere (`--lr`); then whatever looks alike.
+    near = (
+        nearest(spelled, [known for known in index if known.rpartition(".")[0] == parent])
+        or min((known for known in index if known.rpartition(".")[2] == last), default=None)
+        or nearest(spelled, index)
+    )
+    return Fault(name, "is no setting", f"did you mean {near!r}?" if near else "--help lists all settings")
+
+
+def _spelled(name: str) -> str:
+    return name.replace("-", "_")

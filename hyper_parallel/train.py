@@ -1,0 +1,48 @@
+"""Front door: argv -> TrainerConfig -> build() -> train().
+
+    python -m hyper_parallel.train --model_spec qwen3_moe --training.steps 20 --optimizer.lr 1e-3
+
+Exit codes: 0 trained; 2 a configuration that cannot train (one line per fault, nothing created); 1 any other error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from hyper_parallel.platform.environment import prepare_environment
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains what `argv` (default: this process's command line) asks for; returns the exit code."""
+    prepare_environment()
+    # Only now, since all that follows loads torch.
+    from hyper_parallel.config import manager
+    from hyper_parallel.config.errors import ConfigError
+    from hyper_parallel.trainer.config import TrainerConfig
+    from hyper_parallel.trainer.errors import TrainingError
+
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        config = manager.load(TrainerConfig, sys.argv[1:] if argv is None else argv, world_size=world_size)
+        manager.save(config)
+        # HyperTrainer makes itself what TrainerConfig builds; `--help` and faults above need not wait for it.
+        import hyper_parallel.trainer.hyper_trainer  # noqa: F401
+
+        trainer = config.build()
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
+    except ConfigError as error:
+        manager.report(error)
+        return 2
+    except TrainingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
