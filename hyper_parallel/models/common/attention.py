@@ -1,0 +1,83 @@
+"""Grouped-query attention with normalised queries and keys, within documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from hyper_parallel.models.common.documents import DocumentRun
+from hyper_parallel.models.common.linear import Linear
+from hyper_parallel.models.common.norm import RMSNorm
+from hyper_parallel.models.common.rope import RopeTables, apply_rope
+from hyper_parallel.protocols.module import Module
+
+
+class Attention(Module):
+    """Causal attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245) with RMSNorm on each head's q and k."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        """Sizes of the attention."""
+
+        hidden_size: int
+        """Size of the residual stream."""
+        num_heads: int
+        """Query heads."""
+        num_kv_heads: int
+        """Key and value heads; each serves num_heads / num_kv_heads query heads."""
+        head_dim: int
+        """Size of one head."""
+        bias: bool = False
+        """Biases in all four projections."""
+        norm_eps: float = 1e-6
+        """Guard of the norms of q and k."""
+        init_std: float = 0.02
+        """Standard deviation of the first weights."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.head_dim = config.head_dim
+
+        def linear(in_features: int, out_features: int) -> Linear:
+            return Linear.Config(
+                in_features=in_features, out_features=out_features, bias=config.bias, init_std=config.init_std
+            ).build()
+
+        self.q_proj = linear(config.hidden_size, config.num_heads * config.head_dim)
+        self.k_proj = linear(config.hidden_size, config.num_kv_heads * config.head_dim)
+        self.v_proj = linear(config.hidden_size, config.num_kv_heads * config.head_dim)
+        self.o_proj = linear(config.num_heads * config.head_dim, config.hidden_size)
+        self.q_norm = RMSNorm.Config(size=config.head_dim, eps=config.norm_eps).build()
+        self.k_norm = RMSNorm.Config(size=config.head_dim, eps=config.norm_eps).build()
+
+    def forward(self, x_BTC: torch.Tensor, rope: RopeTables, runs: Sequence[DocumentRun]) -> torch.Tensor:
+        heads = (*x_BTC.shape[:2], -1, self.head_dim)
+        q_BTHD = apply_rope(self.q_norm(self.q_proj(x_BTC).view(heads)), rope)
+        k_BTKD = apply_rope(self.k_norm(self.k_proj(x_BTC).view(heads)), rope)
+        v_BTKD = self.v_proj(x_BTC).view(heads)
+        return self.o_proj(attend_within_documents(q_BTHD, k_BTKD, v_BTKD, runs).flatten(2))
+
+
+def attend_within_documents(
+    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, runs: Sequence[DocumentRun]
+) -> torch.Tensor:
+    """Causal attention of each document on itself, [B, T, H, D].
+
+    One call per run of equal documents instead of a dense mask: work is the sum of squared document lengths, not the
+    square of the row.
+    """
+    if len(runs) == 1:
+        parts = [(q_BTHD, k_BTKD, v_BTKD)]
+    else:
+        sizes = [count * length for count, length in runs]
+        parts = list(zip(*(x.flatten(0, 1).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD)), strict=True))
+    outputs = []
+    for run, part in zip(runs, parts, strict=True):
+        q, k, v = (x.reshape(*run, *x.shape[-2:]).transpose(1, 2) for x in part)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return attended.view(q_BTHD.shape)

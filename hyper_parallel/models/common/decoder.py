@@ -1,0 +1,233 @@
+"""Decoder: embedding, blocks, final norm and output matrix. The families differ in what their layers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyper_parallel.config.errors import ConfigError, Fault
+from hyper_parallel.config.sections import at_least
+from hyper_parallel.models.common.attention import Attention
+from hyper_parallel.models.common.documents import DocumentRun, document_positions, document_runs
+from hyper_parallel.models.common.embedding import Embedding, TiedHead
+from hyper_parallel.models.common.feed_forward import FeedForward
+from hyper_parallel.models.common.linear import Linear
+from hyper_parallel.models.common.moe import MoE, RouterStats, load_balancing_loss
+from hyper_parallel.models.common.norm import RMSNorm
+from hyper_parallel.models.common.rope import RopeParameters, RopeTables, rope_tables
+from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
+from hyper_parallel.protocols.module import Module
+
+
+class Block(Module):
+    """One layer: attention, then feed-forward or experts, each on a normalised copy of the residual stream."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        """Parts of the layer."""
+
+        attention: Attention.Config
+        """Attention of the layer."""
+        mlp: FeedForward.Config | MoE.Config
+        """What follows it."""
+        norm_eps: float = 1e-6
+        """Guard of both norms."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        size = config.attention.hidden_size
+        self.input_layernorm = RMSNorm.Config(size=size, eps=config.norm_eps).build()
+        self.self_attn = config.attention.build()
+        self.post_attention_layernorm = RMSNorm.Config(size=size, eps=config.norm_eps).build()
+        self.mlp = config.mlp.build()
+
+    def forward(
+        self, hidden_BTC: torch.Tensor, rope: RopeTables, runs: Sequence[DocumentRun]
+    ) -> tuple[torch.Tensor, RouterStats | None]:
+        """The residual stream behind the layer, and what its router did (None without experts)."""
+        hidden_BTC = hidden_BTC + self.self_attn(self.input_layernorm(hidden_BTC), rope, runs)
+        out_BTC, stats = self.mlp(self.post_attention_layernorm(hidden_BTC))
+        return hidden_BTC + out_BTC, stats
+
+
+class Decoder(BaseModel):
+    """A causal language model with rotary positions and grouped-query attention."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseModel.Config):
+        """Sizes under Hugging Face's names; a default is what transformers takes for a field that config.json lacks."""
+
+        vocab_size: int = 151936
+        """Token ids are below this."""
+        hidden_size: int = 4096
+        """Size of the residual stream."""
+        intermediate_size: int = 22016
+        """Size between the projections of a feed-forward layer."""
+        num_hidden_layers: int = 32
+        """Blocks."""
+        num_attention_heads: int = 32
+        """Query heads."""
+        num_key_value_heads: int | None = None
+        """Key and value heads. None: as many as query heads."""
+        head_dim: int | None = None
+        """Size of one head. None: hidden_size / num_attention_heads."""
+        attention_bias: bool = False
+        """Biases in the four projections of the attention."""
+        rms_norm_eps: float = 1e-6
+        """Guard of all norms."""
+        max_position_embeddings: int = 32768
+        """Longest row, in tokens."""
+        rope_parameters: RopeParameters = field(default_factory=RopeParameters)
+        """Frequencies of the rotary positions."""
+        tie_word_embeddings: bool = False
+        """Use the embedding as the output matrix."""
+        initializer_range: float = 0.02
+        """Standard deviation of the first weights of every matrix."""
+
+        @property
+        def kv_heads(self) -> int:
+            """Key and value heads, the default resolved."""
+            return self.num_key_value_heads or self.num_attention_heads
+
+        @property
+        def head_size(self) -> int:
+            """Size of one head, the default resolved."""
+            return self.head_dim or self.hidden_size // self.num_attention_heads
+
+        def faults(self) -> Iterator[Fault]:
+            yield from at_least(
+                self,
+                1,
+                "vocab_size",
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "head_dim",
+                "max_position_embeddings",
+            )
+            if min(self.num_attention_heads, self.kv_heads) >= 1 and self.num_attention_heads % self.kv_heads:
+                yield Fault(
+                    "num_key_value_heads",
+                    f"{self.kv_heads} does not divide num_attention_heads {self.num_attention_heads}",
+                    "give a divisor",
+                )
+            if self.num_attention_heads >= 1 and self.head_size % 2:
+                yield Fault("head_dim", f"{self.head_size} is odd", "rotary positions turn pairs: give an even size")
+
+        def update_from_config(self, trainer_config: Any) -> None:
+            rows = trainer_config.training.seq_len
+            if rows > self.max_position_embeddings:
+                raise ConfigError.one(
+                    "training.seq_len",
+                    f"{rows} is above the model's max_position_embeddings {self.max_position_embeddings}",
+                    "shorten the rows, or set rope_parameters and max_position_embeddings for longer ones",
+                )
+
+        def block(self, layer: int) -> Block.Config:
+            """Config of block `layer`, counted from 0."""
+            return Block.Config(
+                attention=Attention.Config(
+                    hidden_size=self.hidden_size,
+                    num_heads=self.num_attention_heads,
+                    num_kv_heads=self.kv_heads,
+                    head_dim=self.head_size,
+                    bias=self.attention_bias,
+                    norm_eps=self.rms_norm_eps,
+                    init_std=self.initializer_range,
+                ),
+                mlp=self.mlp(layer),
+                norm_eps=self.rms_norm_eps,
+            )
+
+        def mlp(self, layer: int) -> FeedForward.Config | MoE.Config:
+            """Config of what follows the attention in block `layer`."""
+            return FeedForward.Config(
+                hidden_size=self.hidden_size,
+                intermediate_size=self.intermediate_size,
+                init_std=self.initializer_range,
+            )
+
+    balance_coefficient: float = 0.0
+    """Weight of the load-balancing loss. 0: it is not computed."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.config: Decoder.Config = config
+        self.vocab_size = config.vocab_size
+        self.max_seq_len = config.max_position_embeddings
+        std = config.initializer_range
+        self.embed_tokens = Embedding.Config(
+            vocab_size=config.vocab_size, hidden_size=config.hidden_size, init_std=std
+        ).build()
+        self.layers = nn.ModuleList(config.block(layer).build() for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm.Config(size=config.hidden_size, eps=config.rms_norm_eps).build()
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear.Config(
+                in_features=config.hidden_size, out_features=config.vocab_size, init_std=std
+            ).build()
+
+    def forward(
+        self,
+        input_ids_BT: torch.Tensor,
+        *,
+        position_ids_BT: torch.Tensor | None = None,
+        cu_seqlens: Sequence[int] | None = None,
+        labels_BT: torch.Tensor | None = None,
+        loss_fn: LossFn | None = None,
+    ) -> ModelOutput:
+        rows, tokens = input_ids_BT.shape
+        if tokens > self.max_seq_len:
+            raise ValueError(f"rows of {tokens} tokens are above max_position_embeddings {self.max_seq_len}")
+        runs = document_runs(cu_seqlens, rows, tokens)
+        if position_ids_BT is None:
+            position_ids_BT = document_positions(cu_seqlens, rows, tokens, input_ids_BT.device)
+
+        hidden_BTC = self.embed_tokens(input_ids_BT)
+        rope = rope_tables(
+            self.config.rope_parameters,
+            position_ids_BT,
+            head_dim=self.config.head_size,
+            max_position_embeddings=self.max_seq_len,
+            dtype=hidden_BTC.dtype,
+        )
+        stats: list[RouterStats] = []
+        for block in self.layers:
+            hidden_BTC, block_stats = block(hidden_BTC, rope, runs)
+            if block_stats is not None:
+                stats.append(block_stats)
+        hidden_BTC = self.norm(hidden_BTC)
+
+        output = ModelOutput(
+            aux_loss_sum=self.balance_coefficient * load_balancing_loss(stats, tokens).sum()
+            if stats and self.balance_coefficient
+            else None,
+            tokens_per_expert=torch.stack([s.tokens_BE.sum(0) for s in stats]) if stats else None,
+        )
+        head = TiedHead(self.embed_tokens) if self.config.tie_word_embeddings else self.lm_head
+        if loss_fn is None:
+            return output._replace(logits=head(hidden_BTC))
+        if labels_BT is None:
+            raise ValueError("loss_fn is given without labels_BT")
+        return output._replace(loss_sum=loss_fn(hidden_BTC, head, labels_BT))
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """6 FLOPs per weight that a token meets and 12 per layer, head, head dim and token of the row (Chowdhery et
+        al. 2022, PaLM, https://arxiv.org/abs/2204.02311, appendix B). A token meets its own experts only, and of the
+        embedding a single row, which costs nothing; recomputation does not count."""
+        config = self.config
+        weights = config.hidden_size * config.vocab_size
+        for block in self.layers:
+            for name, parameter in block.named_parameters():
+                share = block.mlp.config.top_k / block.mlp.config.num_experts if ".experts." in name else 1.0
+                weights += parameter.numel() * share
+        attended = config.num_hidden_layers * config.num_attention_heads * config.head_size * seq_len
+        return 6.0 * weights + 12.0 * attended

@@ -1,0 +1,80 @@
+"""A different matrix for each group of consecutive rows."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+_GROUPED_MM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_GROUPED_MM_ALIGNMENT_BYTES = 16
+
+
+def grouped_linear(x_ND: torch.Tensor, weight_EFD: torch.Tensor, rows_E: torch.Tensor) -> torch.Tensor:
+    """Multiplies the first `rows_E[0]` rows by `weight_EFD[0]^T`, the next by the second, and so on: [N, F].
+
+    `rows_E` is int64 and sums to N. A group without rows gets a zero gradient.
+    """
+    if grouped_mm_applies(x_ND, weight_EFD):
+        ends_E = rows_E.cumsum(0, dtype=torch.int32)
+        return F.grouped_mm(x_ND, weight_EFD.transpose(-2, -1), offs=ends_E)
+    return torch.ops.hyper_parallel.grouped_linear_loop(x_ND, weight_EFD, rows_E)
+
+
+def grouped_mm_applies(x_ND: torch.Tensor, weight_EFD: torch.Tensor) -> bool:
+    """Whether `F.grouped_mm` takes this: its dtypes, all rows whole multiples of 16 bytes, and, under torch.compile,
+    whose shape rule for it knows no other, bfloat16."""
+    if x_ND.dtype not in _GROUPED_MM_DTYPES or x_ND.dtype != weight_EFD.dtype:
+        return False
+    if torch.compiler.is_compiling() and x_ND.dtype != torch.bfloat16:
+        return False
+    return all(size * x_ND.element_size() % _GROUPED_MM_ALIGNMENT_BYTES == 0 for size in weight_EFD.shape[1:])
+
+
+# An operator of our own, because the loop depends on the counts: torch.compile and fake tensors then see one node.
+@torch.library.custom_op("hyper_parallel::grouped_linear_loop", mutates_args=())
+def grouped_linear_loop(x_ND: torch.Tensor, weight_EFD: torch.Tensor, rows_E: torch.Tensor) -> torch.Tensor:
+    """The same, one matrix product per group."""
+    out_NF = x_ND.new_empty(x_ND.shape[0], weight_EFD.shape[1])
+    counts = rows_E.tolist()
+    for x, weight, out in zip(x_ND.split(counts), weight_EFD, out_NF.split(counts), strict=True):
+        torch.mm(x, weight.t(), out=out)
+    return out_NF
+
+
+@grouped_linear_loop.register_fake
+def _(x_ND: torch.Tensor, weight_EFD: torch.Tensor, rows_E: torch.Tensor) -> torch.Tensor:
+    return x_ND.new_empty(x_ND.shape[0], weight_EFD.shape[1])
+
+
+@torch.library.custom_op("hyper_parallel::grouped_linear_loop_backward", mutates_args=())
+def _grouped_linear_loop_backward(
+    grad_NF: torch.Tensor, x_ND: torch.Tensor, weight_EFD: torch.Tensor, rows_E: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_x_ND, grad_weight_EFD = torch.empty_like(x_ND), torch.empty_like(weight_EFD)
+    counts = rows_E.tolist()
+    groups = zip(
+        grad_NF.split(counts), x_ND.split(counts), weight_EFD, grad_x_ND.split(counts), grad_weight_EFD, strict=True
+    )
+    for grad, x, weight, grad_x, grad_weight in groups:
+        torch.mm(grad, weight, out=grad_x)
+        torch.mm(grad.t(), x, out=grad_weight)
+    return grad_x_ND, grad_weight_EFD
+
+
+@_grouped_linear_loop_backward.register_fake
+def _(
+    grad_NF: torch.Tensor, x_ND: torch.Tensor, weight_EFD: torch.Tensor, rows_E: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x_ND), torch.empty_like(weight_EFD)
+
+
+def _save(ctx, inputs, output) -> None:  # noqa: ANN001
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, grad_NF: torch.Tensor):  # noqa: ANN001, ANN202
+    grad_x, grad_weight = torch.ops.hyper_parallel.grouped_linear_loop_backward(grad_NF.contiguous(), *ctx.saved_tensors)
+    return grad_x, grad_weight, None
+
+
+grouped_linear_loop.register_autograd(_backward, setup_context=_save)

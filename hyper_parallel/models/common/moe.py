@@ -1,0 +1,176 @@
+"""Mixture of experts: a softmax top-k router, stacked experts, and the numbers that balance them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from hyper_parallel.models.common.grouped_linear import grouped_linear
+from hyper_parallel.models.common.linear import Linear
+from hyper_parallel.protocols.initializer import Normal
+from hyper_parallel.protocols.module import Module
+
+
+class RouterStats(NamedTuple):
+    """What the router of one layer did, per row of the batch."""
+
+    tokens_BE: torch.Tensor
+    """[B, E] int64: assignments of the row's tokens to each expert; a row of T tokens has T x top_k."""
+    probability_BE: torch.Tensor | None
+    """[B, E] float32 or wider: the router's probabilities summed over the row's tokens. None: there is no auxiliary
+    loss to compute from them."""
+
+
+class Routing(NamedTuple):
+    """Where the router sends each token."""
+
+    weights_NK: torch.Tensor
+    """Weight of each chosen expert, in the activations' dtype."""
+    experts_NK: torch.Tensor
+    """Index of each chosen expert."""
+    probability_NE: torch.Tensor
+    """Softmax over all experts, float32 or wider."""
+
+
+class Router(Module):
+    """Probabilities over all experts in float32 or wider, of which the largest `top_k` are taken."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        """Sizes of the router."""
+
+        hidden_size: int
+        """Size of the residual stream."""
+        num_experts: int
+        """Experts to choose from."""
+        top_k: int
+        """Experts per token."""
+        normalize: bool = False
+        """Scale the chosen probabilities to a sum of 1."""
+        init_std: float = 0.02
+        """Standard deviation of the first weights."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.top_k = config.top_k
+        self.normalize = config.normalize
+        self.add_parameter(
+            "weight", config.num_experts, config.hidden_size, role="router", init=Normal(config.init_std)
+        )
+
+    def forward(self, x_NC: torch.Tensor) -> Routing:
+        logits_NE = F.linear(x_NC, self.weight)
+        wide = torch.promote_types(logits_NE.dtype, torch.float32)
+        probability_NE = logits_NE.softmax(-1, dtype=wide)
+        weights_NK, experts_NK = probability_NE.topk(self.top_k, dim=-1)
+        if self.normalize:
+            weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
+        return Routing(weights_NK.to(x_NC.dtype), experts_NK, probability_NE)
+
+
+class Experts(Module):
+    """SwiGLU feed-forward layers of one size, their matrices stacked."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        """Sizes of the experts."""
+
+        hidden_size: int
+        """Size of the residual stream."""
+        intermediate_size: int
+        """Size between the projections of one expert."""
+        num_experts: int
+        """Experts."""
+        init_std: float = 0.02
+        """Standard deviation of the first weights."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        experts, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
+        init = Normal(config.init_std)
+        # Gate and up of an expert lie in one matrix, gate first: one grouped product gives both.
+        self.add_parameter("gate_up_proj", experts, 2 * inner, hidden, role="matrix", init=init)
+        self.add_parameter("down_proj", experts, hidden, inner, role="matrix", init=init)
+
+    def forward(self, x_NC: torch.Tensor, routing: Routing, rows_E: torch.Tensor) -> torch.Tensor:
+        """Weighted sum over each token's experts, [N, C]. `rows_E` counts the tokens of each expert."""
+        top_k = routing.experts_NK.shape[1]
+        order = routing.experts_NK.flatten().argsort(stable=True)  # assignments, sorted by expert
+        token = order // top_k
+        gate, up = grouped_linear(x_NC.index_select(0, token), self.gate_up_proj, rows_E).chunk(2, dim=-1)
+        # The weight multiplies before the last product, where rows are shorter; it commutes with it.
+        weight = routing.weights_NK.flatten().index_select(0, order)
+        inner = F.silu(gate) * up * weight[:, None]
+        return torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, self.down_proj, rows_E))
+
+
+class MoE(Module):
+    """Router and experts in the place of a feed-forward layer."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        """Sizes of the layer."""
+
+        hidden_size: int
+        """Size of the residual stream."""
+        intermediate_size: int
+        """Size between the projections of one expert."""
+        num_experts: int
+        """Experts in the layer."""
+        top_k: int
+        """Experts per token."""
+        norm_topk_prob: bool = False
+        """Scale the weights of a token's experts to a sum of 1."""
+        balance: bool = True
+        """Hand out what the load-balancing loss is computed from."""
+        init_std: float = 0.02
+        """Standard deviation of the first weights."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.num_experts = config.num_experts
+        self.balance = config.balance
+        self.router = Router.Config(
+            hidden_size=config.hidden_size,
+            num_experts=config.num_experts,
+            top_k=config.top_k,
+            normalize=config.norm_topk_prob,
+            init_std=config.init_std,
+        ).build()
+        self.experts = Experts.Config(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_experts=config.num_experts,
+            init_std=config.init_std,
+        ).build()
+
+    def forward(self, x_BTC: torch.Tensor) -> tuple[torch.Tensor, RouterStats]:
+        rows, tokens, _ = x_BTC.shape
+        x_NC = x_BTC.flatten(0, 1)
+        routing = self.router(x_NC)
+        chosen_BA = routing.experts_NK.view(rows, -1)
+        tokens_BE = torch.zeros(rows, self.num_experts, dtype=torch.int64, device=x_NC.device)
+        tokens_BE = tokens_BE.scatter_add(1, chosen_BA, torch.ones_like(chosen_BA))
+        probability_BE = routing.probability_NE.view(rows, tokens, -1).sum(1) if self.balance else None
+        out_NC = self.experts(x_NC, routing, tokens_BE.sum(0))
+        return out_NC.view_as(x_BTC), RouterStats(tokens_BE, probability_BE)
+
+
+def load_balancing_loss(stats: Sequence[RouterStats], row_tokens: int) -> torch.Tensor:
+    """[B] load-balancing loss of each row by itself, over all layers together.
+
+    ``E x sum_e (share of tokens sent to e) x (mean probability of e)``, the Switch Transformer's loss (Fedus et al.
+    2021, https://arxiv.org/abs/2101.03961, equations 4-6) with transformers' reading of top-k: shares of all choices
+    sum to top_k. Balanced routing gives top_k. A row alone, and not the batch, so that the sum over rows does not
+    depend on how rows are grouped into micro-batches or ranks.
+    """
+    layer_tokens = len(stats) * row_tokens
+    probabilities = [s.probability_BE for s in stats if s.probability_BE is not None]
+    assert len(probabilities) == len(stats), "the layers were built without balance"
+    mean_probability_BE = torch.stack(probabilities).sum(0) / layer_tokens
+    share_BE = torch.stack([s.tokens_BE for s in stats]).sum(0).to(mean_probability_BE.dtype) / layer_tokens
+    return (share_BE * mean_probability_BE).sum(-1) * share_BE.shape[-1]

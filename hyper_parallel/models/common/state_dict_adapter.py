@@ -1,0 +1,29 @@
+"""The checkpoint layout that Qwen3 and Qwen3-MoE have on the hub, and that transformers writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.protocols.state_dict_adapter import HFBlock, StateDictAdapter
+
+
+class DecoderStateDictAdapter(StateDictAdapter):
+    """Everything but the output matrix stands under ``model.``; the matrices of experts stand one by one."""
+
+    def __init__(self, config: BaseModel.Config) -> None:
+        self.config = config
+
+    def hf_blocks(self, name: str, shape: Sequence[int]) -> list[HFBlock]:
+        if name == "lm_head.weight":
+            return [HFBlock(name, ())]
+        layer, experts, matrix = name.partition(".mlp.experts.")
+        if not experts:
+            return [HFBlock("model." + name.replace(".mlp.router.", ".mlp.gate."), ())]
+        prefix = f"model.{layer}.mlp.experts"
+        if matrix == "down_proj":
+            return [HFBlock(f"{prefix}.{e}.down_proj.weight", (e,)) for e in range(shape[0])]
+        assert matrix == "gate_up_proj", name
+        half = shape[1] // 2
+        parts = (("gate_proj", slice(0, half)), ("up_proj", slice(half, shape[1])))
+        return [HFBlock(f"{prefix}.{e}.{part}.weight", (e, rows)) for e in range(shape[0]) for part, rows in parts]

@@ -1,0 +1,18 @@
+"""Qwen3, dense (Yang et al. 2025, https://arxiv.org/abs/2505.09388)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hyper_parallel.models.common.decoder import Decoder
+
+
+class Qwen3Model(Decoder):
+    """The decoder as it stands."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Decoder.Config):
+        """Sizes of Qwen3 under Hugging Face's names."""
+
+        head_dim: int | None = 128
+        """Size of one head. None: hidden_size / num_attention_heads."""
