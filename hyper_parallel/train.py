@@ -7,7 +7,6 @@ Exit codes: 0 trained; 2 a configuration that cannot train (one line per fault, 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -20,16 +19,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only now, since all that follows loads torch.
     from hyper_parallel.config import manager
     from hyper_parallel.config.errors import ConfigError
-    from hyper_parallel.trainer.config import TrainerConfig
+    from hyper_parallel.distributed.process_group import launched_world_size
     from hyper_parallel.trainer.errors import TrainingError
+    from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    words = sys.argv[1:] if argv is None else argv
     try:
-        config = manager.load(TrainerConfig, sys.argv[1:] if argv is None else argv, world_size=world_size)
+        config = manager.load(HyperTrainer.Config, words, world_size=launched_world_size())
         manager.save(config)
-        # HyperTrainer makes itself what TrainerConfig builds; `--help` and faults above need not wait for it.
-        import hyper_parallel.trainer.hyper_trainer  # noqa: F401
-
+    except ConfigError as error:
+        if manager.speaks():  # every rank has read the same words
+            manager.report(error)
+        return 2
+    try:
         trainer = config.build()
         try:
             trainer.train()

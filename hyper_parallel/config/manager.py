@@ -124,10 +124,14 @@ def document(tree: ConfigNode) -> dict[str, Any]:
 
 
 def report(error: ConfigError) -> None:
-    """Prints one line per fault on stderr, once per node."""
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        for fault in error.faults:
-            print(" ".join(str(fault).split()), file=sys.stderr)
+    """Prints one line per fault on stderr."""
+    for fault in error.faults:
+        print(" ".join(str(fault).split()), file=sys.stderr)
+
+
+def speaks() -> bool:
+    """Whether this process is the one of its node that says what all of them know."""
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
 def _open_model(root: type[Any], name: str) -> Any:
@@ -220,7 +224,7 @@ def _refuse_positional(words: Sequence[str], flags: Sequence[Override]) -> None:
 
 
 def _print_help(tree: ConfigNode, prog: str) -> NoReturn:
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+    if speaks():
         from hyper_parallel.config.help import print_help
 
         doors = [(door.flag, door.metavar, door.doc) for door in DOORS]

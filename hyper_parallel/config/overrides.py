@@ -104,9 +104,9 @@ def _unknown(name: str, index: Mapping[str, Setting]) -> Fault:
     parent, _, last = spelled.rpartition(".")
     if last == "_target_":
         return Fault(name, "a class cannot be changed on the command line", "choose it in a recipe or in YAML")
-    inside = sorted({known for known in index if known.startswith(f"{spelled}.")})
+    inside = next((known for known in index if known.startswith(f"{spelled}.")), None)
     if inside:
-        return Fault(name, "is a group of settings", f"set what is in it, as in --{inside[0]}")
+        return Fault(name, "is a group of settings", f"set what is in it, as in --{inside}")
     # A sibling first; then the same field elsewhere (`--lr`); then whatever looks alike.
     near = (
         nearest(spelled, [known for known in index if known.rpartition(".")[0] == parent])

@@ -51,16 +51,24 @@ class Setting:
         return isinstance(self.node, Target) and self.value is UNSET and self.field in self.node.missing(())
 
 
+def field_types(cls: type) -> Mapping[str, Any]:
+    """The resolved annotation of each field of a Config class."""
+    return _field_types(cls)
+
+
 @functools.cache
-def field_types(cls: type[Any]) -> Mapping[str, Any]:
-    """The resolved annotation of each field of `cls`."""
+def _field_types(cls: type) -> Mapping[str, Any]:
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
-@functools.cache
 def field_docs(cls: type) -> Mapping[str, str]:
     """The documentation of each field, as one line: the string under it, or what the docstring of a Target says."""
+    return _field_docs(cls)
+
+
+@functools.cache
+def _field_docs(cls: type) -> Mapping[str, str]:
     if issubclass(cls, Target):
         import docstring_parser
 

@@ -200,7 +200,7 @@ def _annotation(callable: Callable[..., Any], parameter: inspect.Parameter) -> A
         return Any
     if not isinstance(annotation, str):
         return annotation
-    function = callable.__init__ if isinstance(callable, type) else inspect.unwrap(callable)
+    function = inspect.unwrap(getattr(callable, "__init__") if isinstance(callable, type) else callable)  # noqa: B009
     try:
         return eval(annotation, getattr(function, "__globals__", {}))
     except (NameError, AttributeError, TypeError, SyntaxError):

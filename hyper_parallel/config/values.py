@@ -308,7 +308,8 @@ def _coerce_dataclass(value: Any, kind: type, path: str) -> Any:
 
 def _collect(items: Iterable[tuple[Any, Any, str]]) -> list[Any]:
     """Every (value, annotation, path) coerced, or one error with the faults of all."""
-    values, faults = [], []
+    values: list[Any] = []
+    faults: list[Fault] = []
     for value, annotation, path in items:
         try:
             values.append(coerce(value, annotation, path))
