@@ -1,4 +1,4 @@
-"""The text and the tokenizer that travel with the package, so that training works offline. README.md: origin, licence."""
+"""The text and the tokenizer that travel with the package, for training offline; README.md has their origin."""
 
 from pathlib import Path
 

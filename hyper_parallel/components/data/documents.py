@@ -45,7 +45,7 @@ def tokenize(texts: Iterable[str], tokenizer: BaseTokenizer) -> TokenizedDocumen
     texts = iter(texts)
     while batch := list(islice(texts, _TEXTS_PER_BATCH)):
         for text in batch:
-            data = text.encode("utf-8", "surrogatepass")
+            data = text.encode()
             texts_hash.update(len(data).to_bytes(8, "little"))
             texts_hash.update(data)
         for ids in tokenizer.encode_batch(batch):

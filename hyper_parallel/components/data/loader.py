@@ -25,7 +25,7 @@ from hyper_parallel.components.data.collate import collate_micro_batches
 from hyper_parallel.components.data.documents import TokenizedDocuments, tokenize
 from hyper_parallel.components.data.packing import PACKINGS, PackedRows, Packing
 from hyper_parallel.components.data.prefetch import BackgroundPrefetcher
-from hyper_parallel.components.data.sources import SUFFIXES, is_supported, read_texts
+from hyper_parallel.components.data.sources import READERS, SUFFIXES, is_supported
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
@@ -68,10 +68,9 @@ class TextDataLoader(BaseDataLoader):
         source: Literal["text"] = "text"
         """What kind of data `path` holds. text: documents that are tokenised when training starts."""
         path: str | None = None
-        """A file of text: .txt is one document, .jsonl and .jsonl.gz hold one document a line. It is read whole.
-        None: the corpus in the package."""
+        """File of text: .txt is one document, .jsonl and .jsonl.gz hold one a line. None: the corpus in the package."""
         split: Literal["train", "validation"] = "train"
-        """What the data is for. It picks the part of the corpus in the package; a file at `path` is one split by itself."""
+        """Part of the corpus in the package to read. A file at `path` is one split by itself: it is read whole."""
         text_field: str = "text"
         """Field of each JSON line that holds the text."""
         packing: Literal["concat", "pad"] = "concat"
@@ -89,10 +88,12 @@ class TextDataLoader(BaseDataLoader):
                 yield Fault("prefetch", f"0 leaves {self.num_workers} workers nothing to do", "give 1 or more")
             if self.path is not None:
                 path = Path(self.path)
-                if not is_supported(path):
-                    yield Fault("path", f"{path} is no kind of file that is known", f"give one of {', '.join(SUFFIXES)}")
-                elif not path.is_file():
-                    yield Fault("path", f"{path} is {'not a file' if path.exists() else 'missing'}", "give a file of text")
+                known = ", ".join(SUFFIXES)
+                if not path.is_file():
+                    fact = "is not a file" if path.exists() else "does not exist"
+                    yield Fault("path", f"{path} {fact}", f"give a file of text ({known})")
+                elif not is_supported(path):
+                    yield Fault("path", f"{path} is of an unknown kind", f"give a file that ends in one of {known}")
             if self.text_field != "text" and (self.path is None or self.path.endswith(".txt")):
                 source = self.path or "the corpus in the package"
                 yield Fault("text_field", f"{self.text_field!r} is given, but {source} has no such fields", "remove it")
@@ -126,26 +127,25 @@ class TextDataLoader(BaseDataLoader):
         self._config = config
         self._global_batch_size = global_batch_size
         documents = self._read(tokenizer)
-        packing = PACKINGS[config.packing](
-            documents, seq_len=seq_len, pad_id=tokenizer.pad_id, seed=seed if config.shuffle else None
-        )
+        order_seed = seed if config.shuffle else None
+        packing = PACKINGS[config.packing](documents, seq_len=seq_len, pad_id=tokenizer.pad_id, seed=order_seed)
         self.rows_per_epoch = packing.rows_per_epoch
         if self.rows_per_epoch < global_batch_size:
             raise ConfigError.one(
                 "dataloader.path",
-                f"{config.path or 'the embedded corpus'} has {len(documents.lengths)} documents with "
-                f"{len(documents.token_ids)} tokens, which give {self.rows_per_epoch} rows of training.seq_len {seq_len}: "
+                f"{config.path or 'the embedded corpus'} ({len(documents.lengths)} documents, "
+                f"{len(documents.token_ids)} tokens) gives {self.rows_per_epoch} rows of training.seq_len {seq_len}, "
                 f"fewer than training.global_batch_size {global_batch_size}",
                 "give more text or smaller sizes",
             )
         self._steps = _Steps(packing, micro_batch_size, global_batch_size, dp_rank, dp_size)
         self._fingerprint = {
-            "dataloader.path": documents.texts_digest,
-            "tokenizer": documents.tokens_digest,
+            "dataloader.path": f"text {documents.texts_digest}",
+            "tokenizer": f"token ids {documents.tokens_digest}",
             "training.seq_len": seq_len,
             "dataloader.packing": config.packing,
             "dataloader.shuffle": config.shuffle,
-            "training.seed": seed,
+            "training.seed": order_seed,
         }
         self._samples_consumed = 0
         self._items: Iterator[MicroBatches] | None = None
@@ -157,7 +157,7 @@ class TextDataLoader(BaseDataLoader):
             logger.info("%s data: no path given, using the embedded Shakespeare corpus %s", config.split, path.name)
         else:
             path = Path(config.path)
-        documents = tokenize(read_texts(path, config.text_field), tokenizer)
+        documents = tokenize(READERS[config.source](path, config.text_field), tokenizer)
         logger.info(
             "%s data: %s documents, %s tokens%s",
             config.split,
@@ -183,11 +183,14 @@ class TextDataLoader(BaseDataLoader):
         Raises:
             ConfigError: the state belongs to other data or another order; one fault for each thing that differs.
         """
-        saved = state["fingerprint"]
+        saved, now = state["fingerprint"], self._fingerprint
+        differing = [name for name in now if saved.get(name) != now[name]]
+        if "dataloader.path" in differing and "tokenizer" in differing:
+            differing.remove("tokenizer")  # other text has other token ids with the same tokenizer too
+        remedy = "resume with what it was saved with, or start anew in another dump_folder"
         raise_faults(
-            Fault(name, f"is now {now}, but the position was saved with {saved.get(name)}", "resume with the same data")
-            for name, now in self._fingerprint.items()
-            if saved.get(name) != now
+            Fault(name, f"{now[name]} here, but the position was saved with {saved.get(name)}", remedy)
+            for name in differing
         )
         self.close()
         self._samples_consumed = state["samples_consumed"]
@@ -218,7 +221,9 @@ class TextDataLoader(BaseDataLoader):
 class _Steps(Dataset[list[PackedRows]]):
     """The packed rows of one rank for the step that begins with a given global row."""
 
-    def __init__(self, packing: Packing, micro_batch_size: int, global_batch_size: int, dp_rank: int, dp_size: int) -> None:
+    def __init__(
+        self, packing: Packing, micro_batch_size: int, global_batch_size: int, dp_rank: int, dp_size: int
+    ) -> None:
         self._packing = packing
         # [micro-batches, B]: which rows of a step are this rank's.
         self._rows = np.arange(global_batch_size).reshape(-1, dp_size, micro_batch_size)[:, dp_rank]

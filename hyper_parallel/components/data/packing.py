@@ -30,7 +30,7 @@ class PackedRows(NamedTuple):
 
 
 class Packing(ABC):
-    """An endless sequence of rows: sample g is row ``g % rows_per_epoch`` in the order of epoch ``g // rows_per_epoch``."""
+    """An endless sequence of rows: sample g is at place ``g % rows_per_epoch`` of epoch ``g // rows_per_epoch``."""
 
     rows_per_epoch: int
     """Rows of one pass over the documents, whatever their order."""

@@ -30,9 +30,13 @@ def read_texts(path: Path, text_field: str) -> Iterator[str]:
             with _open_lines(path) as lines:
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
-                        yield _text_of(line, text_field, f"{path}:{number}")
+                        yield _text_of(line.rstrip(b"\r\n"), text_field, f"{path}:{number}")
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError.one("dataloader.path", f"{path} cannot be read ({error})", "give a readable file") from error
+
+
+READERS = {"text": read_texts}
+"""What reads each kind of source."""
 
 
 def is_supported(path: Path) -> bool:
@@ -57,14 +61,15 @@ def _text_of(line: bytes, text_field: str, where: str) -> str:
         )
     if text_field not in record:
         fields = ", ".join(map(repr, record)) or "no fields"
-        raise ConfigError.one(
-            "dataloader.text_field", f"{text_field!r} is not in {where}, which has {fields}", "name the field with the text"
-        )
+        fact = f"{text_field!r} is not in {where}, which has {fields}"
+        raise ConfigError.one("dataloader.text_field", fact, "name the field with the text")
     text = record[text_field]
     if not isinstance(text, str):
-        raise ConfigError.one(
-            "dataloader.text_field", f"{text_field!r} in {where} is {text!r:.40}, not text", "name a field that holds text"
-        )
+        fact = f"{text_field!r} in {where} is {text!r:.40}, not text"
+        raise ConfigError.one("dataloader.text_field", fact, "name a field that holds text")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        fact = f"{text_field!r} in {where} holds half a surrogate pair (\\ud800 to \\udfff), which is no character"
+        raise ConfigError.one("dataloader.path", fact, "mend or remove the line")
     return text
 
 

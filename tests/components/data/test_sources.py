@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+
+import pytest
+
+from hyper_parallel.components.data.sources import is_supported, read_texts
+from hyper_parallel.config.errors import ConfigError
+
+
+def message_of(path, text_field="text") -> str:
+    with pytest.raises(ConfigError) as caught:
+        list(read_texts(path, text_field))
+    return str(caught.value)
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"\xef\xbb\xbfChapter 1\n\n\xc3\x84rger\n")
+    assert list(read_texts(path, "text")) == ["Chapter 1\n\nÄrger\n"]
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz"])
+def test_json_lines_hold_one_document_each(tmp_path, name):
+    path = tmp_path / name
+    data = '{"id": 1, "body": "a\\nb"}\n\n{"body": "Ä"}\n{"body": ""}'.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert list(read_texts(path, "body")) == ["a\nb", "Ä", ""]
+
+
+def test_a_file_is_read_as_it_is_consumed(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "first"}\nbroken\n')
+    assert list(itertools.islice(read_texts(path, "text"), 1)) == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            b'{"text": "a"',
+            "dataloader.path: {at} is not JSON (Expecting ',' delimiter at column 13); mend or remove the line",
+        ),
+        (b'["a"]', "dataloader.path: {at} is a JSON list, not an object; write one object a line"),
+        (
+            b'{"id": 1, "body": "a"}',
+            "dataloader.text_field: 'text' is not in {at}, which has 'id', 'body'; name the field with the text",
+        ),
+        (b"{}", "dataloader.text_field: 'text' is not in {at}, which has no fields; name the field with the text"),
+        (b'{"text": 5}', "dataloader.text_field: 'text' in {at} is 5, not text; name a field that holds text"),
+        (b'{"text": "\xff"}', "dataloader.path: {at} is not UTF-8 (byte 0xff at offset 10); convert it to UTF-8"),
+        (
+            b'{"text": "\\ud800"}',
+            "dataloader.path: 'text' in {at} holds half a surrogate pair (\\ud800 to \\udfff), which is no character; "
+            "mend or remove the line",
+        ),
+    ],
+    ids=["broken", "list", "other-fields", "no-fields", "number", "not-utf8", "surrogate"],
+)
+def test_a_bad_line_is_named(tmp_path, line, message):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(json.dumps({"text": "good"}).encode() + b"\n\n" + line + b"\n")
+    assert message_of(path) == message.replace("{at}", f"{path}:3")
+
+
+def test_a_text_file_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("Ärger".encode("latin-1"))
+    assert message_of(path) == f"dataloader.path: {path} is not UTF-8 (byte 0xc4 at offset 0); convert it to UTF-8"
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    no_gzip, cut = tmp_path / "plain.jsonl.gz", tmp_path / "cut.jsonl.gz"
+    no_gzip.write_bytes(b'{"text": "a"}\n')
+    cut.write_bytes(gzip.compress(b'{"text": "a"}\n' * 100)[:-12])
+    assert message_of(no_gzip).startswith(f"dataloader.path: {no_gzip} cannot be read (Not a gzipped file")
+    assert message_of(cut).startswith(f"dataloader.path: {cut} cannot be read (Compressed file ended")
+    assert message_of(tmp_path / "gone.txt").startswith(f"dataloader.path: {tmp_path / 'gone.txt'} cannot be read (")
+
+
+def test_supported_kinds_go_by_the_end_of_the_name(tmp_path):
+    names = ["a.txt", "a.jsonl", "a.b.jsonl.gz", "a.json", "a.txt.gz", "txt", "jsonl"]
+    assert [name for name in names if is_supported(tmp_path / name)] == names[:3]
