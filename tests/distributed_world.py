@@ -11,6 +11,7 @@ One start costs seconds, so let one function run many cases and hand back all th
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import tempfile
 import time
@@ -69,7 +70,7 @@ def _collect(ranks: list[Any], answers: Any, deadline: float, timeout: float) ->
     results: dict[int, Any] = {}
     while len(results) < len(ranks):
         try:
-            rank, error, value = answers.get(timeout=0.2)
+            rank, error, pickled = answers.get(timeout=0.2)
         except queue.Empty:
             missing = [rank for rank in range(len(ranks)) if rank not in results]
             dead = {rank: ranks[rank].exitcode for rank in missing if ranks[rank].exitcode is not None}
@@ -80,7 +81,7 @@ def _collect(ranks: list[Any], answers: Any, deadline: float, timeout: float) ->
             continue
         if error is not None:
             raise RankError(f"rank {rank} raised:\n{error}")
-        results[rank] = value
+        results[rank] = pickle.loads(pickled)
     for process in ranks:
         process.join(max(0.0, deadline - time.monotonic()))
     codes = [process.exitcode for process in ranks]
@@ -96,11 +97,12 @@ def _rank_main(
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, nproc), rank=rank, world_size=nproc)
     try:
-        value = function(*args)
+        # By value: a queue would share the memory of tensors, which ends with the rank.
+        pickled = pickle.dumps(function(*args))
     except BaseException:
         answers.put((rank, traceback.format_exc(), None))
         answers.close()
         answers.join_thread()
         os._exit(1)  # the others may wait for this rank: leave without them, the parent ends them
-    answers.put((rank, None, value))
+    answers.put((rank, None, pickled))
     destroy_distributed()

@@ -39,7 +39,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
             if grad is None:
                 continue
             local_grads.append(grad.to_local())
-            # A gradient may still be a partial sum, or whole on a sharded parameter: count it in the parameter's layout.
+            # A gradient may be a partial sum, or whole where the parameter is sharded: count it in the latter's layout.
             part.append(grad.redistribute(placements=placements).to_local())
         elif grad is not None:
             local_grads.append(grad)

@@ -17,9 +17,9 @@ def launched_world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def launched_rank() -> int:
-    """Which of them this process is: torchrun's RANK, 0 without it."""
-    return int(os.environ.get("RANK", "0"))
+def rank() -> int:
+    """This process's place in the process group, 0 without one."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:

@@ -1,0 +1,234 @@
+"""When to save, what to keep, and what a run that starts goes on from."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from hyper_parallel.components.checkpoint import storage
+from hyper_parallel.components.checkpoint.storage import CheckpointError
+from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.sections import at_least
+from hyper_parallel.distributed.process_group import rank
+from hyper_parallel.platform import get_platform
+from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
+
+logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """Whatever goes into a checkpoint by itself."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class CheckpointManager(Configurable):
+    """Saves and resumes a whole run: model, optimizer, LR schedule, data position, random states, progress.
+
+    Tensors are stored by parameter name and reshard to any number of ranks. Random states belong to ranks: rank r takes
+    up that of rank r of the run that saved, and a rank that the checkpoint does not know keeps the one that it was
+    started with. All else is one copy, which must be the same on every rank.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        """When to save and what to resume from."""
+
+        enable: bool = True
+        """Save checkpoints, and resume from the newest complete one."""
+        folder: str = "checkpoint"
+        """Where they lie, below dump_folder."""
+        interval_steps: int = 500
+        """Save every this many optimizer steps, and after the last one."""
+        keep_latest_k: int | None = None
+        """Remove all but this many of the newest checkpoints, after each save. None: keep all."""
+        load_step: int | None = None
+        """Resume from this step. None: from the newest complete one."""
+
+        def faults(self) -> Iterator[Fault]:
+            yield from at_least(self, 1, "interval_steps", "keep_latest_k")
+            yield from at_least(self, 0, "load_step")
+            if self.load_step is not None and not self.enable:
+                yield Fault("load_step", f"{self.load_step} is given but enable is False", "set enable True")
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dump_folder: str,
+        model_parts: list[nn.Module],
+        optimizers: Stateful,
+        lr_schedulers: Stateful,
+        dataloader: Stateful,
+        train_state: Stateful,
+        sd_adapter: StateDictAdapter | None = None,
+    ) -> None:
+        """`sd_adapter` is for managers that write foreign layouts; this one writes the run's own and needs none."""
+        self._config = config
+        self._root = Path(dump_folder) / config.folder
+        self._model_parts = model_parts
+        self._optimizers = optimizers
+        self._singles = {"lr_schedulers": lr_schedulers, "dataloader": dataloader, "train_state": train_state}
+
+    @property
+    def last_complete_step(self) -> int | None:
+        """The newest step with a complete checkpoint on disk, None without any."""
+        steps = storage.complete_steps(self._root)
+        return steps[-1] if steps else None
+
+    def maybe_save(self, step: int, *, last: bool = False) -> bool:
+        """Saves if `step` is due or the `last` one; returns whether it did."""
+        due = self._config.enable and (last or step % self._config.interval_steps == 0)
+        if due:
+            self.save(step)
+        return due
+
+    def save(self, step: int) -> None:
+        """Writes the checkpoint of `step`, then removes what `keep_latest_k` does not keep. Blocks until it is on disk.
+
+        Raises:
+            CheckpointError: on every rank; older checkpoints are as they were.
+        """
+        start = time.perf_counter()
+        size_bytes = storage.write(self._root, step, self._state())
+        seconds = time.perf_counter() - start
+        if rank() == 0:
+            logger.info(
+                "checkpoint: step %d saved in %s, %d bytes in %.2f s",
+                step, storage.step_folder(self._root, step), size_bytes, seconds,
+            )  # fmt: skip
+            self._remove_old(step)
+
+    def load(self) -> int:
+        """Takes up the run where a checkpoint left it; returns its step, 0 if there is none to take up.
+
+        Raises:
+            CheckpointError: on every rank: `load_step` has no complete checkpoint, the checkpoint is of another model
+                or optimizer (the first names that differ are given), or it cannot be read.
+        """
+        step = storage.broadcast(self._step_to_load) if self._config.enable else None
+        if step is None:
+            return 0
+        start = time.perf_counter()
+        folder = storage.step_folder(self._root, step)
+        state = self._state()
+        entries = storage.saved_entries(folder)
+        if f"rng.{rank()}" not in entries:
+            del state["rng"]
+        _refuse_another_model(folder, entries, state)
+        try:
+            storage.read(folder, state)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{folder} cannot be read: {error}; remove it, or set checkpoint.load_step to another complete step"
+            ) from error
+        self._optimizers.load_state_dict(state["optimizer"])
+        singles = pickle.loads(state["run"])
+        for name, owner in self._singles.items():
+            owner.load_state_dict(singles[name])
+        if "rng" in state:
+            _set_rng_state(state["rng"][str(rank())])
+        if rank() == 0:
+            logger.info("checkpoint: resumed from %s in %.2f s", folder, time.perf_counter() - start)
+        return step
+
+    def _state(self) -> dict[str, Any]:
+        """The tensors of the live run, and its other states as bytes, which nothing takes apart."""
+        return {
+            "model": _model_tensors(self._model_parts),
+            "optimizer": self._optimizers.state_dict(),
+            "run": pickle.dumps({name: owner.state_dict() for name, owner in self._singles.items()}),
+            "rng": {str(rank()): _rng_state()},
+        }
+
+    def _step_to_load(self) -> int | None:
+        found = storage.scan(self._root)
+        complete = [step for step, reason in found.values() if reason is None]
+        wanted = self._config.load_step
+        if wanted is not None:
+            if wanted not in complete:
+                reason = found.get(storage.step_folder(self._root, wanted).name, (wanted, "there is no such folder"))[1]
+                raise CheckpointError(
+                    f"checkpoint.load_step: {storage.step_folder(self._root, wanted)} is not complete: {reason}; "
+                    f"complete steps are {complete or 'none'}"
+                )
+            return wanted
+        newest = complete[-1] if complete else None
+        for name, (step, reason) in found.items():
+            if reason is not None and step > (newest or 0):
+                logger.warning("checkpoint: %s is left out: %s", self._root / name, reason)
+        return newest
+
+    def _remove_old(self, newest: int) -> None:
+        """Later steps than `newest` are of a run that `load_step` went back from: neither counted nor removed."""
+        if self._config.keep_latest_k is None:
+            return
+        steps = [step for step in storage.complete_steps(self._root) if step <= newest]
+        for step in steps[: -self._config.keep_latest_k]:
+            try:
+                storage.remove(storage.step_folder(self._root, step))
+            except OSError as error:  # the new checkpoint is safe; this costs space only
+                logger.warning("checkpoint: step %d could not be removed: %s", step, error)
+
+
+def _model_tensors(model_parts: list[nn.Module]) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, sharing memory with the model; of tied ones the first name only."""
+    tensors: dict[int, tuple[str, torch.Tensor]] = {}
+    for part in model_parts:
+        for name, tensor in part.state_dict(keep_vars=True).items():
+            tensors.setdefault(id(tensor), (name, tensor.detach()))
+    return dict(tensors.values())
+
+
+def _refuse_another_model(folder: Path, saved: dict[str, Any], state: dict[str, Any]) -> None:
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    own, _ = flatten_state_dict(state)
+    differences = [f"{name} is not in the checkpoint" for name in own if name not in saved]
+    differences += [
+        f"{name} is not in this run" for name in saved if name not in own and not name.startswith("rng.")
+    ]
+    for name, value in own.items():
+        if name in saved and _kind(value) != _kind(saved[name]):
+            differences.append(f"{name} is {_kind(saved[name])} in the checkpoint, {_kind(value)} in this run")
+    if differences:
+        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise CheckpointError(
+            f"{folder} is of another model or optimizer: {'; '.join(differences[:3])}{more}; set model_spec, "
+            "training.dtype and optimizer as they were when it was saved, or another dump_folder to start anew"
+        )
+
+
+def _kind(entry: Any) -> str:
+    """Type and shape of a live tensor, or of a tensor that the metadata of a checkpoint describes."""
+    if isinstance(entry, torch.Tensor):
+        shape, dtype = entry.shape, entry.dtype
+    elif hasattr(entry, "properties"):
+        shape, dtype = entry.size, entry.properties.dtype
+    else:
+        return "no tensor"
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _rng_state() -> bytes:
+    return pickle.dumps((get_platform().rng_state(), random.getstate(), np.random.get_state()))
+
+
+def _set_rng_state(state: bytes) -> None:
+    platform_state, python_state, numpy_state = pickle.loads(state)
+    get_platform().set_rng_state(platform_state)
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)

@@ -1,0 +1,216 @@
+"""One checkpoint on disk: a folder ``step-N`` written by torch.distributed.checkpoint and sealed by a marker.
+
+A step is written under ``step-N.partial``. When every rank has written and synced its files, rank 0 writes
+``complete.json`` (the step, and the size of every file) and renames the folder. So a save that is killed at any instant
+leaves nothing that could be taken for a checkpoint, and never touches an older one.
+
+Every function is called on all ranks; with a process group, an error on one rank is raised on all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.distributed.process_group import rank
+
+MARKER = "complete.json"
+ResultT = TypeVar("ResultT")
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be saved or loaded. Says which, why, and what is left."""
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Where the checkpoint of `step` lies."""
+    return root / f"step-{step}"
+
+
+def incompleteness(folder: Path) -> str | None:
+    """Why `folder` is not a complete checkpoint, or None if it is one."""
+    try:
+        marker = json.loads((folder / MARKER).read_text())
+    except FileNotFoundError:
+        return f"it has no {MARKER}, so its save did not finish"
+    except json.JSONDecodeError:
+        return f"its {MARKER} is damaged"
+    for name, size_bytes in marker["files"].items():
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size_bytes:
+            return f"{name} has {file.stat().st_size} bytes, {size_bytes} were written"
+    return None
+
+
+def complete_steps(root: Path) -> list[int]:
+    """Steps with a complete checkpoint below `root`, ascending."""
+    return [step for step, reason in scan(root).values() if reason is None]
+
+
+def scan(root: Path) -> dict[str, tuple[int, str | None]]:
+    """Folder name -> (step, `incompleteness`) of every finished or unfinished checkpoint below `root`, by step."""
+    found: dict[str, tuple[int, str | None]] = {}
+    for folder in root.iterdir() if root.is_dir() else ():
+        match = re.fullmatch(r"step-(\d+)(\.partial|\.replaced)?", folder.name)
+        if match and folder.is_dir():
+            reason = incompleteness(folder) if match[2] is None else "its save did not finish"
+            found[folder.name] = (int(match[1]), reason)
+    return dict(sorted(found.items(), key=lambda item: item[1][0]))
+
+
+def write(root: Path, step: int, state: dict[str, Any]) -> int:
+    """Writes `state` as the checkpoint of `step`; a complete older one of the same step is replaced at the very end.
+
+    Returns:
+        Bytes on disk.
+
+    Raises:
+        CheckpointError: on every rank, naming the folder, the cause and the newest complete checkpoint. What was
+            written of the new one is removed.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    partial = root / f"step-{step}.partial"
+    try:
+        together(lambda: _make_empty(partial) if rank() == 0 else None)
+        writer = dcp.FileSystemWriter(partial, sync_files=True)
+        together(lambda: dcp.save(state, storage_writer=writer, no_dist=_alone()))
+        size_bytes = together(lambda: _seal(partial, step_folder(root, step), step) if rank() == 0 else 0)
+    except CheckpointError as error:
+        if rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)  # its space may be what the disk lacks
+        steps = broadcast(lambda: complete_steps(root))
+        left = f"the last complete checkpoint is {step_folder(root, steps[-1])}" if steps else "none is complete yet"
+        raise CheckpointError(
+            f"the checkpoint of step {step} could not be saved in {root}: {error}; {left}; "
+            "free space or set checkpoint.folder or dump_folder to a place that can be written, and start again"
+        ) from error
+    return size_bytes
+
+
+def saved_entries(folder: Path) -> dict[str, Any]:
+    """Name -> metadata (`size` and `properties.dtype` of tensors) of every entry of a checkpoint."""
+    import torch.distributed.checkpoint as dcp
+
+    return together(lambda: dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
+
+
+def read(folder: Path, state: dict[str, Any]) -> None:
+    """Fills `state` from a checkpoint: tensors in place, resharded where their layout differs, other entries anew.
+
+    Raises:
+        CheckpointError: on every rank, if a file cannot be read.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    together(lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone()))
+
+
+def remove(folder: Path) -> None:
+    """Removes a checkpoint, its marker first: what a kill leaves of it is not complete. One rank calls this."""
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder)
+
+
+def together(action: Callable[[], ResultT]) -> ResultT:
+    """Runs `action` on every rank and waits for all.
+
+    Raises:
+        CheckpointError: on every rank, with the cause that the first failing one met.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    cause = None
+    try:
+        result = action()
+    except (OSError, CheckpointError, CheckpointException) as error:  # the last is no Exception
+        cause = _cause(error)
+    causes: list[str | None] = [cause]
+    if dist.is_initialized():
+        causes = [None] * dist.get_world_size()
+        dist.all_gather_object(causes, cause)
+    for source, text in enumerate(causes):
+        if text is not None:
+            raise CheckpointError(text if len(causes) == 1 else f"{text} (on rank {source})")
+    return result
+
+
+def broadcast(decide: Callable[[], ResultT]) -> ResultT:
+    """What `decide` returns on rank 0, on every rank: looks at a disk may differ, decisions may not."""
+    decision = [together(lambda: decide() if rank() == 0 else None)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(decision, src=0)
+    return decision[0]  # type: ignore[return-value]
+
+
+def _alone() -> bool:
+    """Whether there is no process group, which DCP must be told, and then warns of at each call."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+    return not dist.is_initialized()
+
+
+def _make_empty(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+
+
+def _seal(partial: Path, final: Path, step: int) -> int:
+    files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+    marker = {
+        "step": step,
+        "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+        "torch": torch.__version__,
+        "files": files,
+    }
+    with (partial / MARKER).open("w") as stream:
+        json.dump(marker, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    _sync_folder(partial)
+    replaced = final.with_name(f"{final.name}.replaced")
+    if final.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        final.rename(replaced)
+    partial.rename(final)
+    _sync_folder(final.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+    return sum(files.values())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong first, in a line: DCP wraps the errors of all ranks, and torch those of the operating system."""
+    failures = getattr(error, "failures", None)
+    while failures:
+        error, _ = failures[min(failures)]
+        failures = getattr(error, "failures", None)
+    if isinstance(error, CheckpointError):
+        return str(error)
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    root = next((link for link in chain if isinstance(link, OSError) and link.strerror), error)
+    return f"{type(root).__name__}: {root}"
