@@ -95,8 +95,8 @@ class LRSchedulersContainer(Configurable):
         misfits = [str(fault) for fault in config.faults_for(training_steps)]
         self.config = config
         self.training_steps = training_steps
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._peaks = [float(group["lr"]) for group in self._groups]
+        self._optimizers = optimizers
+        self._peaks = [float(group["lr"]) for group in self._groups()]
         misfits += [
             f"lr_scheduler.min_lr: {config.min_lr} is above optimizer.lr {peak}; lower one or raise the other"
             for peak in sorted(set(self._peaks))
@@ -114,7 +114,7 @@ class LRSchedulersContainer(Configurable):
 
     def get_last_lr(self) -> float:
         """Rate of the first parameter group for the step to come."""
-        return self._groups[0]["lr"]
+        return self._groups()[0]["lr"]
 
     def state_dict(self) -> dict[str, Any]:
         """Steps done. The shape is config: a resumed run follows its own, from the same step."""
@@ -125,7 +125,11 @@ class LRSchedulersContainer(Configurable):
         self._step = state_dict["step"]
         self._apply()
 
+    def _groups(self) -> list[dict[str, Any]]:
+        # Asked for anew each time: an optimizer that loads its state makes new groups.
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
     def _apply(self) -> None:
-        for group, peak in zip(self._groups, self._peaks, strict=True):
+        for group, peak in zip(self._groups(), self._peaks, strict=True):
             # A float: a tensor rate takes fused AdamW off its fast kernel on some accelerators.
             group["lr"] = self.config.lr_at(self._step, peak_lr=peak, training_steps=self.training_steps)

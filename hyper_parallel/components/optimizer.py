@@ -218,27 +218,28 @@ def adopt(
 def _fill_state(optimizer: torch.optim.Optimizer) -> None:
     """Gives each parameter that has no state yet the state that its first step would start from.
 
-    torch.distributed.checkpoint does so by a step with zero gradients, but only while the whole optimizer is fresh,
-    and leaves step counters at 1. A parameter that never got a gradient then has keys missing from the checkpoint, and
-    a run resumed from step 0 corrects its first step wrongly.
+    torch.distributed.checkpoint does so by a step with zero gradients at a zero rate, but only while the whole
+    optimizer is fresh: a parameter that never got a gradient has its keys missing in the checkpoint and present in the
+    optimizer that loads it. It also leaves step counters at 1, and weight decay in SGD's momentum. So the same is done
+    here before it, for each parameter that needs it, and exactly.
     """
     groups = optimizer.param_groups
     empty = [p for group in groups for p in group["params"] if p.requires_grad and not optimizer.state.get(p)]
     if not empty:
         return
     gradients = [(p, p.grad) for group in groups for p in group["params"]]
-    rates = [group["lr"] for group in groups]
     for p, _ in gradients:
         p.grad = None
     for p in empty:
         p.grad = torch.zeros_like(p)
-    for group in groups:
-        group["lr"] = 0.0
+    settings = [{key: group[key] for key in ("lr", "weight_decay") if key in group} for group in groups]
+    for group, kept in zip(groups, settings, strict=True):
+        group.update(dict.fromkeys(kept, 0.0))
     optimizer.step()
+    for group, kept in zip(groups, settings, strict=True):
+        group.update(kept)
     for p, gradient in gradients:
         p.grad = gradient
-    for group, lr in zip(groups, rates, strict=True):
-        group["lr"] = lr
     for p in empty:
         step = optimizer.state.get(p, {}).get("step")
         if isinstance(step, torch.Tensor):
