@@ -69,7 +69,7 @@ class BaseTrainer:
 
     def train(self) -> None:
         """Trains from the newest checkpoint, or from the start, to `training_steps`."""
-        self.state.step = self.checkpointer.load()
+        self.checkpointer.load()
         self.metrics.on_resume(self.state.step)
         if self.state.step >= self.training_steps:
             logger.info(
@@ -115,7 +115,7 @@ class BaseTrainer:
         micro_batches = next(batches)
         data_seconds = time.perf_counter() - start
         step = self.state.step + 1
-        lr = self.lr_schedulers.get_last_lr()
+        lr = self.optimizers.lr
 
         group, device = self.parallel_dims.loss_group, get_platform().device()
         scales, valid_tokens = loss_scales(
@@ -131,7 +131,7 @@ class BaseTrainer:
             (p for part in self.model_parts for p in part.parameters()), self.config.training.max_grad_norm
         )
         loss, aux_loss, norm = totals.reduce(group, grad_norm)
-        check_step(step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)
+        check_step(step, int(valid_tokens), loss, norm, self.checkpointer.last_complete_step)
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.lr_schedulers.step()

@@ -10,10 +10,10 @@ class TrainingError(Exception):
 class NonFiniteError(TrainingError):
     """The loss or the gradient norm is not finite."""
 
-    def __init__(self, step: int, quantity: str, value: float, last_checkpoint: str | None) -> None:
+    def __init__(self, step: int, quantity: str, value: float, last_checkpoint: int | None) -> None:
         saved = (
-            f"the last finite checkpoint is {last_checkpoint}"
-            if last_checkpoint
+            f"the last finite checkpoint is step {last_checkpoint}"
+            if last_checkpoint is not None
             else "no checkpoint was saved before it"
         )
         super().__init__(

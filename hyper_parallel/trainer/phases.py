@@ -23,7 +23,7 @@ from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.errors import ConfigError, raise_faults
 from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.parallel_dims import ParallelDims
-from hyper_parallel.distributed.process_group import init_distributed, launched_rank, launched_world_size
+from hyper_parallel.distributed.process_group import init_distributed, launched_world_size, rank
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.environment import prepare_environment
 from hyper_parallel.protocols.model import BaseModel
@@ -52,25 +52,24 @@ class TrainState:
         self.step, self.tokens = state["step"], state["tokens"]
 
 
-def set_up_logging(rank: int) -> None:
+def set_up_logging(global_rank: int) -> None:
     """Log lines of rank 0 at INFO on standard error; of other ranks warnings only, with their rank."""
     root = logging.getLogger("hyper_parallel")
-    root.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    root.setLevel(logging.INFO if global_rank == 0 else logging.WARNING)
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        place = "" if rank == 0 else f"[rank {rank}] "
+        place = "" if global_rank == 0 else f"[rank {global_rank}] "
         handler.setFormatter(logging.Formatter(f"%(asctime)s {place}%(message)s", datefmt="%H:%M:%S"))
         root.addHandler(handler)
         root.propagate = False
 
 
 def set_up_process(config: TrainerConfig) -> ParallelDims:
-    """Step 1: logging, device, determinism, process group, mesh, random seed.
+    """Step 1: device, determinism, process group, logging, mesh, random seed.
 
     Raises:
         ConfigError: the device cannot compute in the configured type.
     """
-    set_up_logging(launched_rank())
     platform, training = get_platform(), config.training
     if training.dtype == "float64" and not platform.supports_float64:
         raise ConfigError.one(
@@ -81,6 +80,7 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     platform.set_deterministic(config.debug.deterministic)
     world_size = launched_world_size()
     init_distributed(config.comm, even_alone=fsdp_needed(training, config.parallelism, world_size))
+    set_up_logging(rank())
     parallel_dims = ParallelDims.from_config(config.parallelism, world_size)
     parallel_dims.build_mesh(platform.device_type)
     # Weights and data order have generators of their own; this one is for what draws while training, such as dropout,
@@ -230,7 +230,6 @@ def build_loss(config: TrainerConfig, model_parts: list[BaseModel]) -> BaseLoss:
 def build_checkpointer(
     config: TrainerConfig,
     *,
-    model_config: BaseModel.Config,
     model_parts: list[BaseModel],
     optimizers: OptimizersContainer,
     lr_schedulers: LRSchedulersContainer,
@@ -238,7 +237,6 @@ def build_checkpointer(
     train_state: TrainState,
 ) -> CheckpointManager:
     """Step 10."""
-    adapter = config.model_spec.state_dict_adapter if config.model_spec is not None else None
     return config.checkpoint.build(
         dump_folder=config.dump_folder,
         model_parts=model_parts,
@@ -246,7 +244,6 @@ def build_checkpointer(
         lr_schedulers=lr_schedulers,
         dataloader=dataloader,
         train_state=train_state,
-        sd_adapter=adapter(model_config) if adapter is not None else None,
     )
 
 
@@ -260,7 +257,7 @@ def build_metrics(config: TrainerConfig, model_parts: list[BaseModel], training_
         training_steps=training_steps,
         flops_per_token=model_parts[0].flops_per_token(training.seq_len),
         peak_flops=None if peak_flops is None else peak_flops * launched_world_size(),
-        is_writer=launched_rank() == 0,
+        is_writer=rank() == 0,
     )
 
 

@@ -67,7 +67,7 @@ class StepTotals:
         return loss, (aux_loss[0] if aux_loss else None), norm
 
 
-def check_step(step: int, valid_tokens: int, loss: float, grad_norm: float, last_checkpoint: str | None) -> None:
+def check_step(step: int, valid_tokens: int, loss: float, grad_norm: float, last_checkpoint: int | None) -> None:
     """Refuses a step whose numbers must not reach the weights. All ranks see the same numbers, so all of them raise.
 
     Raises:
