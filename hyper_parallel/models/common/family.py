@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
+from hyper_parallel.config.values import coerce
 from hyper_parallel.models.common.decoder import Decoder
-from hyper_parallel.models.common.rope import RopeParameters
 from hyper_parallel.models.common.state_dict_adapter import DecoderStateDictAdapter
 from hyper_parallel.protocols.model_spec import ModelSpec
 
@@ -35,17 +35,13 @@ class Family:
             ConfigError: an unknown flavor or field, a folder that describes another model, or impossible sizes.
         """
         config = self._flavor_config(flavor)
-        known = {f.name for f in dataclasses.fields(config)}
-        unknown = [Fault(f"model_spec.{n}", f"{self.name} has no such field", did_you_mean(n, known)) for n in overrides if n not in known]
-        raise_faults(unknown)
-        for name, value in overrides.items():
-            setattr(config, name, _coerce(name, value))
-        faults = [
-            Fault(f"model_spec.{path}.{fault.path}" if path else f"model_spec.{fault.path}", fault.fact, fault.remedy)
+        for name, value in self.checked(overrides, "model_spec").items():
+            setattr(config, name, value)
+        raise_faults(
+            Fault(".".join(filter(None, ("model_spec", path, fault.path))), fault.fact, fault.remedy)
             for path, node in config.traverse()
             for fault in node.faults()
-        ]
-        raise_faults(faults)
+        )
         from hyper_parallel.models.common.parallelize import parallelize_decoder
 
         return ModelSpec(
@@ -57,9 +53,24 @@ class Family:
             state_dict_adapter=DecoderStateDictAdapter,
         )
 
+    def checked(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """`values` of fields of the Config, each as its annotation wants it.
+
+        Raises:
+            ConfigError: unknown fields, values of another type. Paths start with `path`.
+        """
+        hints = get_type_hints(self.config)
+        known = {f.name for f in dataclasses.fields(self.config)}
+        raise_faults(
+            Fault(f"{path}.{name}", f"{self.name} has no such field", did_you_mean(name, known))
+            for name in values
+            if name not in known
+        )
+        return {name: coerce(value, hints[name], f"{path}.{name}") for name, value in values.items()}
+
     def _flavor_config(self, flavor: str) -> Decoder.Config:
         if flavor in self.flavors:
-            return self.config(**{n: _coerce(n, v) for n, v in self.flavors[flavor].items()})
+            return self.config(**self.checked(self.flavors[flavor], "model_spec"))
         if Path(flavor).is_dir():
             from hyper_parallel.models.hf_config import read_hf_config
 
@@ -70,16 +81,3 @@ class Family:
             f"{', '.join(self.flavors)}",
             did_you_mean(flavor, self.flavors),
         )
-
-
-def _coerce(name: str, value: Any) -> Any:
-    """The value of a field as its Config holds it, from what YAML and JSON can say."""
-    if name == "rope_parameters" and isinstance(value, Mapping):
-        known = {f.name for f in dataclasses.fields(RopeParameters)}
-        raise_faults(
-            Fault(f"model_spec.rope_parameters.{n}", "there is no such field", did_you_mean(n, known))
-            for n in value
-            if n not in known
-        )
-        return RopeParameters(**value)
-    return tuple(value) if isinstance(value, list) else value
