@@ -200,7 +200,7 @@ def _coerce_union(value: Any, annotation: Any, members: tuple[Any, ...], path: s
     members = tuple(member for member in members if member is not types.NoneType)
     # What already has the type of a member is that member, or `float | int` would turn every int into a float.
     for member in members:
-        if member in _SCALARS and type(read) is member and not (isinstance(value, Word) and member is str):
+        if member in (int, float) and type(read) is member:
             return read
     faults: tuple[Fault, ...] = ()
     for member in sorted(members, key=lambda member: member is str):
