@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hyper_parallel.config.configurable import ConfigNode
+from hyper_parallel.config.configurable import ConfigNode, join
 from hyper_parallel.config.errors import ConfigError, Fault, nearest
 from hyper_parallel.config.schema import Setting, settings
 from hyper_parallel.config.values import Word, coerce, describe, takes_bool, takes_many
@@ -52,7 +52,11 @@ def apply(tree: ConfigNode, overrides: Iterable[Override]) -> dict[str, str]:
     Raises:
         ConfigError: with all faults: unknown paths, fields given under two names, values of another type, stray words.
     """
-    index = {name: setting for setting in settings(tree) for name in setting.names}
+    found = settings(tree)
+    index = {each.path: each for each in found}
+    for each in found:
+        for name in each.names:
+            index.setdefault(name, each)
     written: dict[str, str] = {}
     faults: list[Fault] = []
     for override in overrides:
@@ -107,13 +111,21 @@ def _unknown(name: str, index: Mapping[str, Setting]) -> Fault:
     inside = next((known for known in index if known.startswith(f"{spelled}.")), None)
     if inside:
         return Fault(name, "is a group of settings", f"set what is in it, as in --{inside}")
-    # A sibling first; then the same field elsewhere (`--lr`); then whatever looks alike.
-    near = (
-        nearest(spelled, [known for known in index if known.rpartition(".")[0] == parent])
-        or min((known for known in index if known.rpartition(".")[2] == last), default=None)
-        or nearest(spelled, index)
-    )
-    return Fault(name, "is no setting", f"did you mean {near!r}?" if near else "--help lists all settings")
+    return Fault(name, "is no setting", _remedy(spelled, parent, last, index))
+
+
+def _remedy(spelled: str, parent: str, last: str, index: Mapping[str, Setting]) -> str:
+    """The nearest sibling, else the same field elsewhere (`--lr`), else the siblings, else whatever looks alike."""
+    siblings = [known.rpartition(".")[2] for known in index if known.rpartition(".")[0] == parent]
+    namesakes = [known for known in index if known.rpartition(".")[2] == last]
+    if near := nearest(last, siblings):
+        return f"did you mean {join(parent, near)!r}?"
+    if namesakes:
+        return f"did you mean {(nearest(spelled, namesakes) or namesakes[0])!r}?"
+    if parent and siblings:
+        return f"choose one of {', '.join(siblings)}"
+    near = nearest(spelled, index)
+    return f"did you mean {near!r}?" if near else "--help lists all settings"
 
 
 def _spelled(name: str) -> str:

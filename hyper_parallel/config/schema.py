@@ -77,7 +77,7 @@ def _field_docs(cls: type) -> Mapping[str, str]:
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         docs.update(_documented_classes(base.__module__).get(base.__qualname__, {}))
-    return docs
+    return {name: docs[name] for name in field_types(cls) if name in docs}
 
 
 def field_aliases(field: dataclasses.Field[Any]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """A Config made from any callable's signature, so that a user's plain class behaves like one of our own components.
 
-    loss = Target.of(my_project.losses.ScaledLoss, scale=0.5)      # a node with the typed field `scale`
-    loss.scale = 0.25                                              # what --loss.scale 0.25 does
-    loss_fn = loss.build(model_parts=parts)                        # my_project.losses.ScaledLoss(scale=0.25, ...)
+loss = Target.of(my_project.losses.ScaledLoss, scale=0.5)      # a node with the typed field `scale`
+loss.scale = 0.25                                              # what --loss.scale 0.25 does
+loss_fn = loss.build(model_parts=parts)                        # my_project.losses.ScaledLoss(scale=0.25, ...)
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hyper_parallel.config.configurable import Configurable, ConfigNode, parts, plain, setting, slot, target_path
+from hyper_parallel.config.configurable import ConfigNode, Configurable, parts, plain, setting, slot, target_path
 
 
 @dataclass(kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hyper_parallel.config.configurable import Buildable, Configurable, ConfigNode, setting, slot
+from hyper_parallel.config.configurable import Buildable, ConfigNode, Configurable, setting, slot
 from hyper_parallel.config.schema import field_docs, field_types, settings, slot_table
 
 

@@ -53,7 +53,7 @@ def test_the_run_wins_over_the_config_with_a_warning():
 
 
 def test_a_missing_argument_is_named_with_what_the_run_supplies():
-    message = r"targets\.needs_rate: rate is required, and neither configured nor supplied by the run \(it supplies params"
+    message = r"targets\.needs_rate: rate is required, and neither configured nor supplied .* \(it supplies params\)"
     with pytest.raises(TypeError, match=message):
         Target.of(needs_rate).build(params="p")
 

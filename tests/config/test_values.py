@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NewType, Optional, Protocol, Union
+from typing import Annotated, Any, Literal, NewType, Protocol
 
 import pytest
 import yaml
@@ -64,7 +64,7 @@ def same(value: Any, expected: Any) -> bool:
         ("full", Literal["none", "full"], "full"),
         ("2", Literal[1, 2], 2),
         ("null", int | None, None),
-        ("None", Optional[int], None),
+        ("None", int | None, None),
         ("3", int | None, 3),
         ("3", float | None, 3.0),
         ("3", float | int, 3),
@@ -146,10 +146,18 @@ def test_command_line_words(word, annotation, expected):
         ([1], tuple[float, float], "p: expected 2 values (float, float), got 1; give exactly that many"),
         ([1, "x"], tuple[int, int], "p.1: expected int, got text 'x'; give a whole number"),
         ({"a": "x"}, dict[str, int], "p.a: expected int, got text 'x'; give a whole number"),
-        ([1], dict[str, int], "p: expected mapping of str to int, got a list of 1; give a mapping such as {name: value}"),
+        (
+            [1],
+            dict[str, int],
+            "p: expected mapping of str to int, got a list of 1; give a mapping such as {name: value}",
+        ),
         ("rad", Color, "p: expected one of red, blue, got text 'rad'; did you mean 'red'?"),
         (3, Path, "p: expected Path, got int 3; give a value of type Path, which only Python can"),
-        (3, Callable[..., Any], "p: expected Callable, got int 3; give a value of type Callable, which only Python can"),
+        (
+            3,
+            Callable[..., Any],
+            "p: expected Callable, got int 3; give a value of type Callable, which only Python can",
+        ),
         (3, Inner, "p: expected Inner, got int 3; give a mapping of its fields"),
         (Word("10x"), int, "p: expected int, got text '10x'; give a whole number"),
         (Word("1"), bool, "p: expected bool, got int 1; give true or false"),
@@ -193,7 +201,7 @@ def test_objects_of_a_program_pass_where_they_are_declared():
 
 
 def test_facts_about_annotations():
-    assert describe(Union[None, float]) == "float or None"
+    assert describe(float | None) == "float or None"
     assert describe(tuple[float, ...]) == "list of float"
     assert describe(dict[str, int]) == "mapping of str to int"
     assert takes_many(tuple[int, ...] | None) and not takes_many(str)
