@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import Fault
@@ -170,8 +169,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return loss_sum
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        # Under create_graph=True autograd would take these gradients for constants and go on, wrongly.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "ChunkedCELoss has no second derivative (create_graph=True); use CrossEntropyLoss for one"
+            )
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
         # In place: a second copy of the weight's gradient would be the largest tensor of the pass. Autograd refuses a
         # second backward over changed tensors, so the scale cannot be applied twice.
