@@ -35,8 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         trainer = config.build()
         try:
             trainer.train()
-        finally:
-            trainer.close()
+        except BaseException:
+            trainer.close(failed=True)
+            raise
+        trainer.close()
     except ConfigError as error:
         manager.report(error)
         return 2
