@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hyper_parallel.components.optimizer import OptimizersContainer
 from hyper_parallel.config.configurable import Configurable
-from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import at_least
 
 
@@ -48,8 +48,11 @@ class LRSchedulersContainer(Configurable):
                         "leave it out, or choose another decay_type",
                     )
 
-        def faults_for(self, training_steps: int) -> Iterator[Fault]:
-            """Faults of this schedule in a run of `training_steps`, with paths from the root."""
+        def faults_for(self, training_steps: int, peak_lr: float | None = None) -> Iterator[Fault]:
+            """Faults of this schedule in a run of `training_steps` from `peak_lr` (None: not known yet).
+
+            Paths are from the root.
+            """
             taken = self.warmup_steps + (self.decay_steps or 0)
             if taken > training_steps:
                 what = f"lr_scheduler.decay_steps {self.decay_steps} do" if self.decay_steps else "warm-up does"
@@ -57,6 +60,12 @@ class LRSchedulersContainer(Configurable):
                     "lr_scheduler.warmup_steps",
                     f"{self.warmup_steps}: with training.steps {training_steps}, {what} not fit",
                     f"let warmup_steps and decay_steps add up to {training_steps} or fewer",
+                )
+            if peak_lr is not None and self.min_lr > peak_lr:
+                yield Fault(
+                    "lr_scheduler.min_lr",
+                    f"{self.min_lr} is above optimizer.lr {peak_lr}, so the rate would rise where it should fall",
+                    "lower min_lr or raise lr",
                 )
 
         def lr_at(self, step: int, *, peak_lr: float, training_steps: int) -> float:
@@ -89,21 +98,14 @@ class LRSchedulersContainer(Configurable):
         """Takes the rate that each group has now as its peak, and sets that of step 0.
 
         Raises:
-            ValueError: the schedule does not fit in `training_steps`, or a group's peak is below min_lr, so that the
-                rate would rise where it should fall.
+            ConfigError: the schedule does not fit in `training_steps`, or min_lr is above the peak of a group.
         """
-        misfits = [str(fault) for fault in config.faults_for(training_steps)]
         self.config = config
         self.training_steps = training_steps
         self._optimizers = optimizers
         self._peaks = [float(group["lr"]) for group in self._groups()]
-        misfits += [
-            f"lr_scheduler.min_lr: {config.min_lr} is above optimizer.lr {peak}; lower one or raise the other"
-            for peak in sorted(set(self._peaks))
-            if config.min_lr > peak
-        ]
-        if misfits:
-            raise ValueError("\n".join(misfits))
+        # A dict keeps one of each: groups mostly share their peak.
+        raise_faults(dict.fromkeys(fault for peak in self._peaks for fault in config.faults_for(training_steps, peak)))
         self._step = 0
         self._apply()
 

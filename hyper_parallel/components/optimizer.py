@@ -232,7 +232,8 @@ def _fill_state(optimizer: torch.optim.Optimizer) -> None:
         p.grad = None
     for p in empty:
         p.grad = torch.zeros_like(p)
-    settings = [{key: group[key] for key in ("lr", "weight_decay") if key in group} for group in groups]
+    zeroed = {"lr", "weight_decay"}
+    settings = [{key: value for key, value in group.items() if key in zeroed} for group in groups]
     for group, kept in zip(groups, settings, strict=True):
         group.update(dict.fromkeys(kept, 0.0))
     optimizer.step()

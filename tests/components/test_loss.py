@@ -15,6 +15,7 @@ from hyper_parallel.components.loss import (
     ChunkedCELoss,
     CrossEntropyLoss,
 )
+from tests.distributed_world import run_world
 
 B, T, D, V = 2, 9, 8, 53
 
@@ -207,6 +208,66 @@ def test_large_vocabulary_in_float64() -> None:
         results.append((total.detach(), h.grad, head.weight.grad))
     for a, b in zip(*results, strict=True):
         assert (a - b).abs().max() < 1e-10
+
+
+class Tiny(nn.Module):
+    """Embedding tied to the head or not, in the root's own group, and the loss inside the root's forward."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(V, D)
+        self.block = nn.Linear(D, D)
+        self.head = nn.Linear(D, V, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids_BT: torch.Tensor, labels_BT: torch.Tensor, loss: BaseLoss) -> torch.Tensor:
+        return loss(self.block(self.embed(ids_BT)), self.head, labels_BT)
+
+
+def tiny_gradients(loss: BaseLoss, tied: bool, rank: int, ranks: int, mixed: bool = False) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Tiny(tied) if mixed else Tiny(tied).double()
+    ids_BT = torch.arange(4 * T).remainder(V).view(4, T)
+    labels_BT = ids_BT.roll(-1, 1).where(ids_BT % 3 > 0, -100)
+    if ranks > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh("cpu", (ranks,))
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+        for module in (model.block, model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    rows = slice(rank * 4 // ranks, (rank + 1) * 4 // ranks)
+    (model(ids_BT[rows], labels_BT[rows], loss) / 11).backward()
+    return {n: p.grad.full_tensor() if ranks > 1 else p.grad for n, p in model.named_parameters()}
+
+
+def sharded_cases() -> list[dict[str, torch.Tensor]]:
+    import torch.distributed as dist
+
+    place = dist.get_rank(), dist.get_world_size()
+    chunked = ChunkedCELoss.Config(chunk_tokens=5).build(vocab_size=V)
+    whole = CrossEntropyLoss.Config().build(vocab_size=V)
+    exact = [tiny_gradients(chunked, tied, *place) for tied in (False, True)]
+    return [
+        *exact,
+        tiny_gradients(chunked, False, *place, mixed=True),
+        tiny_gradients(whole, False, *place, mixed=True),
+    ]
+
+
+def test_chunks_under_fsdp() -> None:
+    whole = CrossEntropyLoss.Config().build(vocab_size=V)
+    for untied, tied, chunked_mixed, whole_mixed in run_world(2, sharded_cases):
+        for got, is_tied in ((untied, False), (tied, True)):
+            for name, expected in tiny_gradients(whole, is_tied, 0, 1).items():
+                assert (got[name] - expected).abs().max() < 1e-13, name
+        for name, expected in whole_mixed.items():
+            assert chunked_mixed[name].dtype == torch.float32
+            assert (chunked_mixed[name] - expected).norm() < 0.01 * expected.norm(), name
 
 
 @pytest.mark.slow

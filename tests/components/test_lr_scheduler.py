@@ -10,6 +10,7 @@ from transformers import optimization as reference
 
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
 from hyper_parallel.components.optimizer import AdamW, adopt
+from hyper_parallel.config.errors import ConfigError
 
 Config = LRSchedulersContainer.Config
 
@@ -165,12 +166,14 @@ def test_a_schedule_longer_than_the_run() -> None:
     )
     assert list(Config(warmup_steps=20).faults_for(20)) == []
     assert len(list(Config(warmup_steps=15, decay_type="wsd", decay_steps=6).faults_for(20))) == 1
-    with pytest.raises(ValueError, match=r"lr_scheduler\.warmup_steps: 30"):
+    with pytest.raises(ConfigError, match=r"^lr_scheduler\.warmup_steps: 30"):
         Config(warmup_steps=30).build(optimizers=optimizers(), training_steps=20)
 
 
 def test_a_min_lr_above_the_peak_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"min_lr: 0\.01 is above optimizer\.lr 0\.001"):
+    (fault,) = Config(min_lr=0.01).faults_for(20, peak_lr=1e-3)
+    assert (fault.path, fault.remedy) == ("lr_scheduler.min_lr", "lower min_lr or raise lr")
+    with pytest.raises(ConfigError, match=r"^lr_scheduler\.min_lr: 0\.01 is above optimizer\.lr 0\.001[^\n]*$"):
         Config(min_lr=0.01).build(optimizers=optimizers(1e-3), training_steps=20)
 
 

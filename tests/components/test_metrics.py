@@ -21,7 +21,17 @@ from hyper_parallel.components.metrics import (
     WandB,
 )
 
-COLUMNS = "step loss grad_norm lr tokens step_seconds tokens_per_second data_seconds memory_bytes".split()
+COLUMNS = [
+    "step",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "step_seconds",
+    "tokens_per_second",
+    "data_seconds",
+    "memory_bytes",
+]
 
 
 def record(step: int, *, seconds: float = 0.5, tokens: int = 100, **other: Any) -> StepMetrics:
