@@ -87,7 +87,7 @@ class HuggingFaceTokenizer(BaseTokenizer):
         return encoding["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)  # type: ignore[return-value]
 
 
 def _load(folder: Path, given_by: str) -> PreTrainedTokenizerFast:

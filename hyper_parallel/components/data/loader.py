@@ -133,7 +133,7 @@ class TextDataLoader(BaseDataLoader):
         if self.rows_per_epoch < global_batch_size:
             raise ConfigError.one(
                 "dataloader.path",
-                f"{config.path or 'the embedded corpus'} ({len(documents.lengths)} documents, "
+                f"{config.path or f'the embedded {config.split} corpus'} ({len(documents.lengths)} documents, "
                 f"{len(documents.token_ids)} tokens) gives {self.rows_per_epoch} rows of training.seq_len {seq_len}, "
                 f"fewer than training.global_batch_size {global_batch_size}",
                 "give more text or smaller sizes",
@@ -205,7 +205,7 @@ class TextDataLoader(BaseDataLoader):
         loader = DataLoader(
             self._steps,
             batch_size=None,
-            sampler=itertools.count(self._samples_consumed, self._global_batch_size),  # type: ignore[arg-type]
+            sampler=itertools.count(self._samples_consumed, self._global_batch_size),
             collate_fn=collate_micro_batches,
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch if config.num_workers else None,

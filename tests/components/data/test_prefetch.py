@@ -56,7 +56,7 @@ def test_close_stops_a_thread_that_waits_for_room(consumed):
     for _ in range(consumed):
         next(prefetcher)
     prefetcher.close()
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads
     with pytest.raises(RuntimeError, match="the prefetcher is closed"):
         next(prefetcher)
 
@@ -67,7 +67,7 @@ def test_a_forgotten_prefetcher_leaves_no_thread():
     assert next(prefetcher) == 0
     del prefetcher
     gc.collect()
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def test_a_thread_that_cannot_be_stopped_is_reported(monkeypatch, caplog):
