@@ -85,8 +85,9 @@ def test_after_a_resume_each_step_stands_once(tmp_path: Path, tail: str) -> None
     ]  # fmt: skip
 
 
-def test_a_torn_line_before_the_resumed_step_goes(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2')
+@pytest.mark.parametrize("torn", ['{"step": 2', '{"step": 2}'])
+def test_a_torn_line_before_the_resumed_step_goes(tmp_path: Path, torn: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + torn)
     metrics = processor(tmp_path, JsonLines.Config())
     metrics.on_resume(5)
     metrics.log(record(6))
