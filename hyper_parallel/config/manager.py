@@ -145,7 +145,7 @@ def _open_model(root: type[Any], name: str) -> Any:
     module = importlib.import_module(f"hyper_parallel.models.{family}")
     tree = root()
     tree.model_spec = module.create_model_spec(flavor) if flavor else module.create_model_spec()
-    if any(os.path.exists(os.path.join(flavor, file)) for file in _TOKENIZER_FILES) and os.path.isdir(flavor):
+    if flavor not in module.FLAVORS and any(os.path.exists(os.path.join(flavor, file)) for file in _TOKENIZER_FILES):
         tree.hf_assets_path = flavor
     return tree
 

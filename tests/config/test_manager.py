@@ -48,6 +48,7 @@ def families(monkeypatch):
     models.FAMILIES = ("alpha", "alpha_moe")
     family = types.ModuleType("hyper_parallel.models.alpha")
     family.create_model_spec = create_model_spec
+    family.FLAVORS = {"debug": {}, "large": {}}
     monkeypatch.setitem(sys.modules, "hyper_parallel.models", models)
     monkeypatch.setitem(sys.modules, "hyper_parallel.models.alpha", family)
 
@@ -70,6 +71,14 @@ def test_model_door(families, tmp_path):
     tree = load("--model_spec", f"alpha:{folder}")
     assert (tree.model_spec.sizes.width, tree.hf_assets_path) == (7, str(folder))
     assert load("--model_spec", f"alpha:{folder}", "--hf_assets_path", "mine").hf_assets_path == "mine"
+
+
+def test_a_flavor_wins_over_a_folder_of_the_same_name(families, tmp_path, monkeypatch):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "tokenizer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    tree = load("--model_spec", "alpha:large")
+    assert (tree.model_spec.sizes.width, tree.hf_assets_path) == (64, None)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 
+from hyper_parallel.config.configurable import ConfigNode, setting
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.overrides import Override, apply, parse, stray
 from tests.config.trees import Spec, Trainer
@@ -130,6 +134,21 @@ def test_faults(argv, fault):
 def test_all_faults_are_collected():
     argv = ["--lr", "1", "--training.seq_len", "x", "--compile.enable", "2", "--training.steps", "1", "2"]
     assert [fault.split(":")[0] for fault in faults_of(*argv)] == ["lr", "training.seq_len", "compile.enable", "2"]
+
+
+def test_a_name_that_two_settings_claim_means_the_first():
+    @dataclass(kw_only=True, slots=True)
+    class Part(ConfigNode):
+        size: int = setting(1, aliases=("old.size",))
+
+    @dataclass(kw_only=True, slots=True)
+    class Parts(ConfigNode):
+        first: Any = field(default_factory=Part)
+        second: Any = field(default_factory=Part)
+
+    tree = Parts()
+    apply(tree, [Override("old.size", ("5",))])
+    assert (tree.first.size, tree.second.size) == (5, 1)
 
 
 def test_apply_tells_what_the_user_wrote():

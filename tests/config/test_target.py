@@ -40,6 +40,11 @@ def test_build_adds_what_the_signature_takes_and_leaves_defaults_to_the_callable
     assert built.given["marker"] is MARKER
 
 
+def test_a_value_equal_to_the_default_but_of_another_type_is_configured():
+    assert Target.of(targets.optional_positional, other=False).configured() == {"other": False}
+    assert Target.of(targets.optional_positional, other=0).configured() == {}
+
+
 def test_a_callable_with_kwargs_takes_the_whole_run():
     assert Target.of(takes_any, extra=3).build(a=1, rate=0.2) == {"rate": 0.2, "extra": 3, "a": 1}
 

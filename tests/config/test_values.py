@@ -117,6 +117,8 @@ def test_yaml_values(text, annotation, expected):
         ("a: b: c", Any, "a: b: c"),
         ("7", int | str, 7),
         ("x", int | str, "x"),
+        ("true", str | bool, True),
+        ("007x", str | bool, "007x"),
     ],
 )
 def test_command_line_words(word, annotation, expected):
