@@ -86,7 +86,8 @@ def check(tree: ConfigNode, world_size: int) -> list[Fault]:
         return faults
     for path, node in tree.traverse():
         faults.extend(dataclasses.replace(fault, path=join(path, fault.path)) for fault in node.faults())
-    return faults or list(tree.cross_faults(world_size))  # type: ignore[attr-defined]
+    faults.extend(tree.cross_faults(world_size))  # type: ignore[attr-defined]
+    return faults
 
 
 def save(tree: ConfigNode) -> None:

@@ -29,6 +29,11 @@ def test_the_longest_module_then_attributes():
             "install nowhere_at_all",
         ),
         (
+            "package_of_mine.inner.thing",
+            "p: importing package_of_mine.inner needs the module 'nowhere_at_all', which is not installed; "
+            "install nowhere_at_all",
+        ),
+        (
             "broken_by_error.thing",
             "p: importing broken_by_error raised ZeroDivisionError: division by zero; mend broken_by_error",
         ),
@@ -37,6 +42,8 @@ def test_the_longest_module_then_attributes():
 def test_faults(dotted, fault, tmp_path, monkeypatch):
     (tmp_path / "broken_by_need.py").write_text("import nowhere_at_all\n")
     (tmp_path / "broken_by_error.py").write_text("1 / 0\n")
+    (tmp_path / "package_of_mine").mkdir()
+    (tmp_path / "package_of_mine" / "inner.py").write_text("import nowhere_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         import_object(dotted, "p")

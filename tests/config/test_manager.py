@@ -175,6 +175,10 @@ def test_rules_of_nodes_and_across_sections():
         "training.seq_len: 0 is below 1; give 1 or more",
         "training.gc_steps: -1 is below 0; give 0 or more",
     ]
+    assert faults_of(RECIPE + "good", "--training.seq_len", "0", world_size=3) == [
+        "training.seq_len: 0 is below 1; give 1 or more",
+        "training.global_batch_size: not a multiple of 3; change it",
+    ]
     assert faults_of(RECIPE + "good", world_size=3) == ["training.global_batch_size: not a multiple of 3; change it"]
 
 
