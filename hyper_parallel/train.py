@@ -7,6 +7,7 @@ Exit codes: 0 trained; 2 a configuration that cannot train (one line per fault, 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,9 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment()
     # Only now, since all that follows loads torch.
     from hyper_parallel.config import manager
-    from hyper_parallel.config.errors import ConfigError
+    from hyper_parallel.config.errors import ConfigError, RunError
     from hyper_parallel.distributed.process_group import launched_world_size
-    from hyper_parallel.trainer.errors import TrainingError
     from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 
     words = sys.argv[1:] if argv is None else argv
@@ -32,21 +32,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             manager.report(error)
         return 2
     try:
-        trainer = config.build()
-        try:
+        with config.build() as trainer:
             trainer.train()
-        except BaseException:
-            trainer.close(failed=True)
-            raise
-        trainer.close()
-    except ConfigError as error:
-        manager.report(error)
+    except ConfigError as error:  # what only building can see, such as a file without text
+        if manager.speaks():
+            manager.report(error)
         return 2
-    except TrainingError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except RunError as error:
+        if manager.speaks() or not error.every_rank:
+            print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
+def leave(code: int) -> None:
+    """Ends this process with `code`. A failed rank goes at once: the others may wait in a collective for good, and
+    gloo aborts an interpreter that ends with its group open."""
+    if code == 0:
+        sys.exit(0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

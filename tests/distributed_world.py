@@ -105,4 +105,4 @@ def _rank_main(
         answers.join_thread()
         os._exit(1)  # the others may wait for this rank: leave without them, the parent ends them
     answers.put((rank, None, pickled))
-    destroy_distributed()
+    destroy_distributed(callers_too=True)

@@ -59,3 +59,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near!r}?"
     return f"choose one of {', '.join(known)}" if known else "remove it: nothing can be set here"
+
+
+class RunError(Exception):
+    """A run that cannot go on, for a reason whose message is all that a user needs: shown without a traceback."""
+
+    every_rank = True
+    """Whether every rank raises it at the same point, so that one of them may speak for all."""

@@ -12,6 +12,10 @@ from hyper_parallel.config.sections import CommConfig
 from hyper_parallel.platform import get_platform
 
 
+_joined_here = False
+"""Whether `init_distributed` made this process's group. A caller's own group is used, and left to the caller."""
+
+
 def launched_world_size() -> int:
     """Number of ranks that were started: torchrun's WORLD_SIZE, 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -25,26 +29,37 @@ def rank() -> int:
 def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
     """Joins the other ranks that torchrun started, with the platform's backend unless `comm` names one.
 
+    A process group that stands already is used as it is.
+
     A process by itself needs no process group and gets none, unless `even_alone` (see `fsdp.fsdp_needed`): then it is
     the one rank of a group whose store lives in its memory, so that no address or port is taken.
     """
+    global _joined_here
+    if dist.is_initialized():
+        return
     backend = get_platform().comm_backend(comm.backend)
     timeout = timedelta(seconds=comm.timeout_seconds)
     if launched_world_size() > 1:
         dist.init_process_group(backend, timeout=timeout)
     elif even_alone:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    _joined_here = dist.is_initialized()
 
 
-def destroy_distributed() -> None:
+def destroy_distributed(*, callers_too: bool = False) -> None:
     """Leaves the process group together with the other ranks. Without one it does nothing.
 
     Objects that hold on to the group (meshes, sharded parameters in reference cycles) are collected before and after:
     gloo aborts the process at exit when they outlive it.
+
+    Args:
+        callers_too: leave also a group that `init_distributed` has not made.
     """
-    if not dist.is_initialized():
+    global _joined_here
+    if not dist.is_initialized() or not (_joined_here or callers_too):
         return
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()
     gc.collect()
+    _joined_here = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -96,40 +97,36 @@ class TrainerConfig(Configurable.Config):
 
     def cross_faults(self, world_size: int) -> Iterator[Fault]:
         """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
-        if self.model_spec is None:
-            yield Fault("model_spec", "no model is chosen", "give --model_spec FAMILY[:FLAVOR or :FOLDER]")
+        yield from _model_faults(self)
         try:
             degrees = resolve_degrees(self.parallelism, world_size)
         except ConfigError as error:
             yield from error.faults
         else:
             yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
-        longest = getattr(self.model_spec and self.model_spec.model, "max_position_embeddings", None)
-        if longest is not None and self.training.seq_len > longest:
-            yield Fault(
-                "training.seq_len",
-                f"{self.training.seq_len} is more than the model's max_position_embeddings {longest}",
-                f"give {longest} or fewer",
-            )
-        if (
-            self.model_spec is not None
-            and self.model_spec.parallelize_fn is None
-            and self.model_spec.build_model_fn is None
-        ):
-            yield Fault(
-                "model_spec",
-                f"{self.model_spec.name} has neither parallelize_fn nor build_model_fn",
-                "give its ModelSpec one of the two",
-            )
         if self.training.steps is not None:
             yield from schedule_faults(self, self.training.steps)
         yield from _validation_faults(self)
 
 
+def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
+    spec = config.model_spec
+    if spec is None:
+        yield Fault("model_spec", "no model is chosen", "give --model_spec FAMILY[:FLAVOR or :FOLDER]")
+    elif spec.model is None or spec.parallelize_fn is None:
+        yield Fault("model_spec", f"{spec.name} lacks a model Config or a parallelize_fn", "give its ModelSpec both")
+    else:
+        try:  # what only the model knows is asked of the model; the run makes a copy of its own later
+            copy.deepcopy(spec.model).update_from_config(config)
+        except ConfigError as error:
+            yield from error.faults
+
+
 def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Fault]:
     """Faults of the learning-rate schedule in a run of `training_steps`."""
     if isinstance(config.lr_scheduler, LRSchedulersContainer.Config):
-        yield from config.lr_scheduler.faults_for(training_steps)
+        peak_lr = config.optimizer.lr if isinstance(config.optimizer, AdamW.Config) else None
+        yield from config.lr_scheduler.faults_for(training_steps, peak_lr)
 
 
 def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:

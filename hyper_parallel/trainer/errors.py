@@ -1,9 +1,11 @@
-"""Errors of a running training job whose message is all that a user needs: printed in one line, without a traceback."""
+"""What can end a training run."""
 
 from __future__ import annotations
 
+from hyper_parallel.config.errors import RunError
 
-class TrainingError(Exception):
+
+class TrainingError(RunError):
     """Training cannot go on. The message says at which step, why, and what to do."""
 
 
@@ -20,3 +22,9 @@ class NonFiniteError(TrainingError):
             f"step {step}: {quantity} is {value}, so no weight was changed; {saved}; lower optimizer.lr, or find the "
             "module with debug.check_nan_inf"
         )
+
+
+class NotFiniteHereError(TrainingError):
+    """`debug.check_nan_inf` found numbers that are not finite on this rank."""
+
+    every_rank = False

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hyper_parallel.components.loss import IGNORE_INDEX
 from hyper_parallel.distributed.reductions import all_reduce_sum
 from hyper_parallel.protocols.module import canonical_name
-from hyper_parallel.trainer.errors import NonFiniteError, TrainingError
+from hyper_parallel.trainer.errors import NonFiniteError, NotFiniteHereError, TrainingError
 
 
 def loss_scales(
@@ -98,7 +98,7 @@ class FiniteGuard:
         def check(module: nn.Module, args: Any, output: Any) -> None:
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.is_floating_point() and not torch.isfinite(leaf).all():
-                    raise TrainingError(f"debug.check_nan_inf: the output of module {name!r} is not finite")
+                    raise NotFiniteHereError(f"debug.check_nan_inf: the output of module {name!r} is not finite")
 
         return check
 
@@ -106,7 +106,7 @@ class FiniteGuard:
         """Call it after the last backward pass of a step.
 
         Raises:
-            TrainingError: naming every parameter whose gradient on this rank is not finite.
+            NotFiniteHereError: naming every parameter whose gradient on this rank is not finite.
         """
         offenders = [
             canonical_name(name)
@@ -115,7 +115,7 @@ class FiniteGuard:
             if parameter.grad is not None and not torch.isfinite(_local(parameter.grad)).all()
         ]
         if offenders:
-            raise TrainingError(f"debug.check_nan_inf: gradients that are not finite: {', '.join(offenders)}")
+            raise NotFiniteHereError(f"debug.check_nan_inf: gradients that are not finite: {', '.join(offenders)}")
 
 
 def _local(tensor: Tensor) -> Tensor:
