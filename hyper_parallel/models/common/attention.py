@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from hyper_parallel.models.common.documents import DocumentRun
+from hyper_parallel.models.common.documents import DocumentGroups
 from hyper_parallel.models.common.linear import Linear
 from hyper_parallel.models.common.norm import RMSNorm
 from hyper_parallel.models.common.rope import RopeTables, apply_rope
@@ -53,31 +52,41 @@ class Attention(Module):
         self.q_norm = RMSNorm.Config(size=config.head_dim, eps=config.norm_eps).build()
         self.k_norm = RMSNorm.Config(size=config.head_dim, eps=config.norm_eps).build()
 
-    def forward(self, x_BTC: torch.Tensor, rope: RopeTables, runs: Sequence[DocumentRun]) -> torch.Tensor:
+    def forward(self, x_BTC: torch.Tensor, rope: RopeTables, documents: DocumentGroups) -> torch.Tensor:
         heads = (*x_BTC.shape[:2], -1, self.head_dim)
         q_BTHD = apply_rope(self.q_norm(self.q_proj(x_BTC).view(heads)), rope)
         k_BTKD = apply_rope(self.k_norm(self.k_proj(x_BTC).view(heads)), rope)
         v_BTKD = self.v_proj(x_BTC).view(heads)
-        return self.o_proj(attend_within_documents(q_BTHD, k_BTKD, v_BTKD, runs).flatten(2))
+        return self.o_proj(attend_within_documents(q_BTHD, k_BTKD, v_BTKD, documents).flatten(2))
 
 
 def attend_within_documents(
-    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, runs: Sequence[DocumentRun]
+    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
 ) -> torch.Tensor:
     """Causal attention of each document on itself, [B, T, H, D].
 
-    One call per run of equal documents instead of a dense mask: work is the sum of squared document lengths, not the
+    One call per group of documents instead of a dense mask: work is the sum of squared document lengths, not the
     square of the row.
     """
-    if len(runs) == 1:
-        parts = [(q_BTHD, k_BTKD, v_BTKD)]
-    else:
-        sizes = [count * length for count, length in runs]
-        parts = list(zip(*(x.flatten(0, 1).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD)), strict=True))
-    outputs = []
-    for run, part in zip(runs, parts, strict=True):
-        q, k, v = (x.reshape(*run, *x.shape[-2:]).transpose(1, 2) for x in part)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        outputs.append(out.transpose(1, 2).flatten(0, 1))
-    attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return attended.view(q_BTHD.shape)
+    if documents.gather is None:
+        return _causal_attention(q_BTHD, k_BTKD, v_BTKD)
+    return _packed_attention(q_BTHD, k_BTKD, v_BTKD, documents)
+
+
+@torch.compiler.disable(reason="every packing has its own shapes, and each would be compiled anew")
+def _packed_attention(
+    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
+) -> torch.Tensor:
+    sizes = [count * length for count, length in documents.shapes]
+    groups = zip(*(x.flatten(0, 1).index_select(0, documents.gather).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD)), strict=True)
+    outputs = [
+        _causal_attention(*(x.unflatten(0, shape) for x in group)).flatten(0, 1)
+        for shape, group in zip(documents.shapes, groups, strict=True)
+    ]
+    return torch.cat(outputs).index_select(0, documents.scatter).view(q_BTHD.shape)
+
+
+def _causal_attention(q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    return out.transpose(1, 2)

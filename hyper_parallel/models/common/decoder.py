@@ -12,7 +12,7 @@ from torch import nn
 from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.models.common.attention import Attention
-from hyper_parallel.models.common.documents import DocumentRun, document_positions, document_runs
+from hyper_parallel.models.common.documents import DocumentGroups, document_groups, document_positions
 from hyper_parallel.models.common.embedding import Embedding, TiedHead
 from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.linear import Linear
@@ -46,10 +46,10 @@ class Block(Module):
         self.mlp = config.mlp.build()
 
     def forward(
-        self, hidden_BTC: torch.Tensor, rope: RopeTables, runs: Sequence[DocumentRun]
+        self, hidden_BTC: torch.Tensor, rope: RopeTables, documents: DocumentGroups
     ) -> tuple[torch.Tensor, RouterStats | None]:
         """The residual stream behind the layer, and what its router did (None without experts)."""
-        hidden_BTC = hidden_BTC + self.self_attn(self.input_layernorm(hidden_BTC), rope, runs)
+        hidden_BTC = hidden_BTC + self.self_attn(self.input_layernorm(hidden_BTC), rope, documents)
         out_BTC, stats = self.mlp(self.post_attention_layernorm(hidden_BTC))
         return hidden_BTC + out_BTC, stats
 
@@ -184,7 +184,7 @@ class Decoder(BaseModel):
         rows, tokens = input_ids_BT.shape
         if tokens > self.max_seq_len:
             raise ValueError(f"rows of {tokens} tokens are above max_position_embeddings {self.max_seq_len}")
-        runs = document_runs(cu_seqlens, rows, tokens)
+        documents = document_groups(cu_seqlens, rows, tokens, input_ids_BT.device)
         if position_ids_BT is None:
             position_ids_BT = document_positions(cu_seqlens, rows, tokens, input_ids_BT.device)
 
@@ -198,7 +198,7 @@ class Decoder(BaseModel):
         )
         stats: list[RouterStats] = []
         for block in self.layers:
-            hidden_BTC, block_stats = block(hidden_BTC, rope, runs)
+            hidden_BTC, block_stats = block(hidden_BTC, rope, documents)
             if block_stats is not None:
                 stats.append(block_stats)
         hidden_BTC = self.norm(hidden_BTC)

@@ -1,32 +1,77 @@
-"""Documents of a packed batch, as runs of equal length."""
+"""Documents of a packed batch, grouped so that few attention calls take them all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
-
-class DocumentRun(NamedTuple):
-    """Consecutive documents of one length, which one attention call can take as a batch."""
-
-    count: int
-    length_tokens: int
+_PADDING_TOKENS = 16
+_PADDING_SHARE = 8  # of the longest document of a group: at most an eighth
 
 
-def document_runs(cu_seqlens: Sequence[int] | None, rows: int, row_tokens: int) -> list[DocumentRun]:
-    """Runs of equal documents over the flattened batch. `cu_seqlens` None: each row is one document.
+@dataclass(frozen=True, slots=True)
+class DocumentGroups:
+    """Documents of like length as batches, each padded at its end to the longest.
+
+    Padding needs no mask: under causal attention a token sees what stands before it, never what follows.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    """(documents, tokens of the longest) of each group."""
+    gather: torch.Tensor | None = None
+    """For each position of all groups in order: the token of the flattened batch that stands there; a padding repeats
+    its document's last token. None: the batch itself, a single group of whole rows."""
+    scatter: torch.Tensor | None = None
+    """For each token of the flattened batch: its position among the groups."""
+
+
+def document_groups(
+    cu_seqlens: Sequence[int] | None, rows: int, row_tokens: int, device: torch.device
+) -> DocumentGroups:
+    """Groups of the documents of a batch. `cu_seqlens` None: each row is one document.
 
     Raises:
         ValueError: the boundaries do not start with 0, rise and end with rows x row_tokens, or leave out a row's end.
     """
+    if cu_seqlens is None or len(cu_seqlens) == rows + 1:
+        _check_boundaries(cu_seqlens or range(0, rows * row_tokens + 1, row_tokens), rows, row_tokens)
+        return DocumentGroups(((rows, row_tokens),))
+    _check_boundaries(cu_seqlens, rows, row_tokens)
+    documents = sorted(((end - start, start) for start, end in pairwise(cu_seqlens)), reverse=True)
+    shapes: list[list[int]] = []
+    gather: list[torch.Tensor] = []
+    scatter = torch.empty(rows * row_tokens, dtype=torch.int64)
+    filled = 0
+    for length, start in documents:
+        if not shapes or shapes[-1][1] - length > max(_PADDING_TOKENS, shapes[-1][1] // _PADDING_SHARE):
+            shapes.append([0, length])
+        shapes[-1][0] += 1
+        padded = shapes[-1][1]
+        gather.append(torch.arange(start, start + padded).clamp_(max=start + length - 1))
+        scatter[start : start + length] = torch.arange(filled, filled + length)
+        filled += padded
+    return DocumentGroups(
+        tuple((count, length) for count, length in shapes), torch.cat(gather).to(device), scatter.to(device)
+    )
+
+
+def document_positions(
+    cu_seqlens: Sequence[int] | None, rows: int, row_tokens: int, device: torch.device
+) -> torch.Tensor:
+    """Position of each token in its document: [1, T] when each row is a document, else [B, T]."""
     if cu_seqlens is None:
-        return [DocumentRun(rows, row_tokens)]
-    lengths = [end - start for start, end in pairwise(cu_seqlens)]
+        return torch.arange(row_tokens, device=device)[None]
+    parts = [torch.arange(end - start) for start, end in pairwise(cu_seqlens)]
+    return torch.cat(parts).view(rows, row_tokens).to(device)
+
+
+def _check_boundaries(cu_seqlens: Sequence[int], rows: int, row_tokens: int) -> None:
     total = rows * row_tokens
-    if not lengths or cu_seqlens[0] != 0 or cu_seqlens[-1] != total or min(lengths) < 1:
+    rising = all(start < end for start, end in pairwise(cu_seqlens))
+    if len(cu_seqlens) < 2 or cu_seqlens[0] != 0 or cu_seqlens[-1] != total or not rising:
         raise ValueError(
             f"cu_seqlens must start with 0, rise and end with B*T = {rows}*{row_tokens} = {total}; it is "
             f"{_shortened(cu_seqlens)}"
@@ -37,15 +82,6 @@ def document_runs(cu_seqlens: Sequence[int] | None, rows: int, row_tokens: int) 
             f"cu_seqlens {_shortened(cu_seqlens)} has a document that runs over the end of a row at {missing[0]} of "
             f"rows of {row_tokens} tokens; every multiple of {row_tokens} must be a boundary"
         )
-    return [DocumentRun(len(list(same)), length) for length, same in groupby(lengths)]
-
-
-def document_positions(cu_seqlens: Sequence[int] | None, rows: int, row_tokens: int, device: torch.device) -> torch.Tensor:
-    """Position of each token in its document: [1, T] when each row is a document, else [B, T]."""
-    if cu_seqlens is None:
-        return torch.arange(row_tokens, device=device)[None]
-    parts = [torch.arange(end - start) for start, end in pairwise(cu_seqlens)]
-    return torch.cat(parts).view(rows, row_tokens).to(device)
 
 
 def _shortened(numbers: Sequence[int]) -> str:
