@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
@@ -82,6 +83,8 @@ def gradient_sync(model_parts: Iterable[nn.Module], *, last: bool) -> None:
     Only the last one sums gradients over ranks and frees the gathered parameters; those before it add up unsharded
     gradients. So a step communicates gradients once, however many micro-batches it has. Plain modules need no telling.
     """
+    if not dist.is_initialized():
+        return
     from torch.distributed.fsdp import FSDPModule
 
     for part in model_parts:

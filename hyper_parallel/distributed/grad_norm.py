@@ -25,16 +25,15 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     Returns:
         The 2-norm before scaling: a plain scalar, equal on all ranks, in float32 or the gradients' wider type.
     """
-    from torch.distributed.tensor import DTensor
-
     parameters = list(parameters)
     # Keyed by the parameters' layout, so that a rank without any gradient still takes part in its sums.
     parts: dict[tuple, list[torch.Tensor]] = defaultdict(list)
     local_grads: list[torch.Tensor] = []
     for parameter in parameters:
         grad = parameter.grad
-        if isinstance(parameter, DTensor):
-            mesh, placements = parameter.device_mesh, parameter.placements
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None:  # a DTensor, asked without importing it: one process has none
+            placements = parameter.placements
             part = parts[mesh, tuple(axis for axis, p in enumerate(placements) if not p.is_replicate())]
             if grad is None:
                 continue

@@ -110,7 +110,7 @@ class CheckpointManager(Configurable):
                 "checkpoint: step %d saved in %s, %d bytes in %.2f s",
                 step, storage.step_folder(self._root, step), size_bytes, seconds,
             )  # fmt: skip
-            self._remove_old(step)
+        storage.together(lambda: self._remove_old(step) if rank() == 0 else None)
 
     def load(self) -> int:
         """Takes up the run where a checkpoint left it; returns its step, 0 if there is none to take up.

@@ -21,13 +21,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hyper_parallel.config.errors import RunError
+
 from hyper_parallel.distributed.process_group import rank
 
 MARKER = "complete.json"
 ResultT = TypeVar("ResultT")
 
 
-class CheckpointError(Exception):
+class CheckpointError(RunError):
     """A checkpoint could not be saved or loaded. Says which, why, and what is left."""
 
 
@@ -129,12 +131,10 @@ def together(action: Callable[[], ResultT]) -> ResultT:
     Raises:
         CheckpointError: on every rank, with the cause that the first failing one met.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-
     cause = None
     try:
         result = action()
-    except (OSError, CheckpointError, CheckpointException) as error:  # the last is no Exception
+    except _storage_errors() as error:
         cause = _cause(error)
     causes: list[str | None] = [cause]
     if dist.is_initialized():
@@ -144,6 +144,13 @@ def together(action: Callable[[], ResultT]) -> ResultT:
         if text is not None:
             raise CheckpointError(text if len(causes) == 1 else f"{text} (on rank {source})")
     return result
+
+
+def _storage_errors() -> tuple[type[BaseException], ...]:
+    """What `together` shares. Looked up when something was raised, so that a run without checkpoints loads no DCP."""
+    from torch.distributed.checkpoint.api import CheckpointException  # derives from BaseException alone
+
+    return OSError, CheckpointError, CheckpointException
 
 
 def broadcast(decide: Callable[[], ResultT]) -> ResultT:
