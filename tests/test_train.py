@@ -157,13 +157,14 @@ def test_any_other_error_keeps_its_traceback(trainer, tmp_path, monkeypatch):
     assert trainer == ["build", "close failed=True"]
 
 
-def test_a_configuration_that_cannot_be_built_is_reported_by_every_rank(trainer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("LOCAL_RANK", "1")
+@pytest.mark.parametrize(("rank", "printed"), [("0", "dataloader.path: 'x' is empty; fill it\n"), ("1", "")])
+def test_a_fault_that_only_building_sees_is_printed_once_a_node(rank, printed, trainer, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_RANK", rank)
     monkeypatch.setattr(
         HyperTrainer, "__init__", failing(ConfigError.one("dataloader.path", "'x' is empty", "fill it"))
     )
     assert start(tmp_path) == 2
-    assert capsys.readouterr().err == "dataloader.path: 'x' is empty; fill it\n"
+    assert capsys.readouterr().err == printed
 
 
 def test_a_folder_that_cannot_be_written(trainer, tmp_path, capsys):
