@@ -23,7 +23,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
         max_norm: None only measures.
 
     Returns:
-        The 2-norm before scaling: a plain scalar, equal on all ranks, in float32 or the gradients' wider type.
+        The 2-norm before scaling: a plain scalar, equal on all ranks, in float32 or the parameters' wider type.
     """
     parameters = list(parameters)
     # Keyed by the parameters' layout, so that a rank without any gradient still takes part in its sums.
@@ -46,16 +46,15 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     if not parts:
         return torch.zeros(())
 
-    dtype = torch.float32
-    device = parameters[0].device
-    for grad in local_grads:
-        dtype, device = torch.promote_types(dtype, grad.dtype), grad.device
+    device, dtype = parameters[0].device, torch.float32
+    for parameter in parameters:
+        dtype = torch.promote_types(dtype, parameter.dtype)
     squares = []
     for (mesh, sharded_axes), grads in parts.items():
         square = torch.zeros((), dtype=dtype, device=device)
         for same_kind in _by_device_and_dtype(grads):
             norms = torch._foreach_norm(same_kind, 2, dtype=torch.promote_types(torch.float32, same_kind[0].dtype))
-            square += torch.linalg.vector_norm(torch.stack(norms)).to(square) ** 2
+            square += torch.linalg.vector_norm(torch.stack(norms)).to(square).square()
         for axis in sharded_axes:
             square = all_reduce_sum(square, mesh.get_group(axis))
         squares.append(square)

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from hyper_parallel.config.sections import CommConfig
 from hyper_parallel.platform import get_platform
 
-
 _joined_here = False
 """Whether `init_distributed` made this process's group. A caller's own group is used, and left to the caller."""
 

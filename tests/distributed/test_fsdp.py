@@ -9,11 +9,17 @@ import torch
 import torch.distributed as dist
 from torch.func import functional_call
 
-from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
-from hyper_parallel.distributed.fsdp import fsdp_needed
+from hyper_parallel.config.sections import (
+    ActivationCheckpointConfig,
+    CompileConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
+from hyper_parallel.distributed.fsdp import fsdp_needed, gradient_sync
 from hyper_parallel.distributed.parallel_dims import ParallelDims
+from hyper_parallel.distributed.reductions import all_reduce_sum
 from tests.distributed.tiny_decoder import TinyDecoder, sum_loss
-from tests.distributed.training import ROWS, Curve, assert_same, batch, build, train
+from tests.distributed.training import ROWS, SEQ_LEN, Curve, assert_same, batch, build, train, whole
 from tests.distributed_world import run_world
 
 REPLICATE = {"dp_replicate": 2}
@@ -156,3 +162,62 @@ def test_mixed_precision_is_computing_with_cast_parameters() -> None:
     assert two_loss == pytest.approx(one_loss, rel=1e-3)
     for name, grad in two_grads.items():
         torch.testing.assert_close(grad, one_grads[name], rtol=0, atol=0.01 * one_grads[name].abs().max().item())
+
+
+def _moe_step(ac: str, parallelism: dict[str, Any]) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Loss, auxiliary loss and gradients of one packed batch of a small real Qwen3-MoE, one micro-batch a row."""
+    from hyper_parallel.models.qwen3_moe import create_model_spec
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2}
+    spec = create_model_spec("debug", moe_intermediate_size=16, head_dim=8, tie_word_embeddings=True, **sizes)
+    config = ParallelismConfig(**parallelism)
+    dims = ParallelDims.from_config(config, dist.get_world_size() if dist.is_initialized() else 1)
+    dims.build_mesh("cpu")
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            model = spec.model.build()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model = spec.parallelize_fn(
+        model,
+        dims,
+        training=TrainingConfig(dtype="float64"),
+        parallelism=config,
+        activation_checkpoint=ActivationCheckpointConfig(mode=ac),
+        compile=CompileConfig(),
+        dump_folder="unused",
+    )
+    model.to_empty(device="cpu")
+    model.init_weights(seed=3)
+    ids, labels = batch(0)
+    totals = torch.zeros(2, dtype=torch.float64)
+    rows = ROWS // dims.dp_size
+    for i in range(rows):
+        row = dims.dp_rank * rows + i
+        gradient_sync([model], last=i == rows - 1)
+        out = model(
+            ids[row : row + 1],
+            labels_BT=labels[row : row + 1],
+            cu_seqlens=[0, row % 4 + 1, SEQ_LEN],
+            loss_fn=sum_loss,
+        )
+        (out.loss_sum / 50 + out.aux_loss_sum / ROWS).backward()
+        totals += torch.stack([out.loss_sum.detach() / 50, out.aux_loss_sum.detach() / ROWS])
+    loss, aux_loss = all_reduce_sum(totals, dims.loss_group).tolist()
+    return loss, aux_loss, {name: whole(p.grad) for name, p in model.named_parameters()}
+
+
+def _moe_steps() -> list[Any]:
+    return [_moe_step("none", {}), _moe_step("full", {"dp_replicate": 2})]
+
+
+def test_qwen3_moe_follows_one_process() -> None:
+    loss, aux_loss, grads = _moe_step("none", {})
+    assert aux_loss > 0
+    for other_loss, other_aux_loss, other_grads in run_world(2, _moe_steps)[1]:
+        assert other_loss == pytest.approx(loss, abs=1e-12)
+        assert other_aux_loss == pytest.approx(aux_loss, abs=1e-12)
+        assert other_grads.keys() == grads.keys()
+        for name, grad in grads.items():
+            torch.testing.assert_close(other_grads[name], grad, rtol=0, atol=1e-12, msg=name)

@@ -81,13 +81,13 @@ class CheckpointManager(Configurable):
         self._root = Path(dump_folder) / config.folder
         self._model_parts = model_parts
         self._optimizers = optimizers
+        self._last_complete_step: int | None = None
         self._singles = {"lr_schedulers": lr_schedulers, "dataloader": dataloader, "train_state": train_state}
 
     @property
     def last_complete_step(self) -> int | None:
-        """The newest step with a complete checkpoint on disk, None without any."""
-        steps = storage.complete_steps(self._root)
-        return steps[-1] if steps else None
+        """The step that this run last saved or resumed from: what it would go back to. None before the first."""
+        return self._last_complete_step
 
     def maybe_save(self, step: int, *, last: bool = False) -> bool:
         """Saves if `step` is due or the `last` one; returns whether it did."""
@@ -105,6 +105,7 @@ class CheckpointManager(Configurable):
         start = time.perf_counter()
         size_bytes = storage.write(self._root, step, self._state())
         seconds = time.perf_counter() - start
+        self._last_complete_step = step
         if rank() == 0:
             logger.info(
                 "checkpoint: step %d saved in %s, %d bytes in %.2f s",
@@ -141,6 +142,7 @@ class CheckpointManager(Configurable):
             owner.load_state_dict(singles[name])
         if "rng" in state:
             _set_rng_state(state["rng"][str(rank())])
+        self._last_complete_step = step
         if rank() == 0:
             logger.info("checkpoint: resumed from %s in %.2f s", folder, time.perf_counter() - start)
         return step

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.config.errors import RunError
-
 from hyper_parallel.distributed.process_group import rank
 
 MARKER = "complete.json"

@@ -145,6 +145,7 @@ def test_load_step_goes_back(tmp_path: Path) -> None:
     back = Run(tmp_path, load_step=2)
     assert back.manager.load() == 2
     assert back.train_state.value == 2
+    assert (run.manager.last_complete_step, back.manager.last_complete_step) == (4, 2)
     with pytest.raises(CheckpointError, match=r"step-3 is not complete: there is no such folder; .* \[2, 4\]"):
         Run(tmp_path, load_step=3).manager.load()
 
