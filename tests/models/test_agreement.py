@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from hyper_parallel.models import load_hf
+from hyper_parallel.models.common.attention import attend_within_documents
 from hyper_parallel.models.common.decoder import Decoder
+from hyper_parallel.models.common.documents import DocumentGroups
 from tests.models.reference import transformers_model, widened
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -161,6 +163,22 @@ def test_packed_documents_equal_separate_ones(tmp_path: Path) -> None:
     apart = gradients([(flat[None, a:b], labels.flatten()[None, a:b], None) for a, b in spans])
     for one, other in zip(together, apart, strict=True):
         assert (one - other).abs().max() < 1e-12 * max(1.0, other.abs().max().item())
+
+
+@pytest.mark.parametrize("tokens_per_row", [40, 600])  # either side of the length up to which scores are kept
+def test_bfloat16_attention_is_within_its_rounding(tokens_per_row: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, tokens_per_row, h, 16, generator=generator, dtype=torch.float64) for h in (4, 2, 2))
+    narrow = [x.bfloat16().requires_grad_() for x in (q, k, v)]
+    wide = [x.detach().double().requires_grad_() for x in narrow]
+    upstream = torch.randn(q.shape, generator=generator, dtype=torch.float64)
+    results = []
+    for q_BTHD, k_BTKD, v_BTKD in (narrow, wide):
+        out = attend_within_documents(q_BTHD, k_BTKD, v_BTKD, DocumentGroups(((2, tokens_per_row),)))
+        out.backward(upstream.to(out.dtype))
+        results.append([out, q_BTHD.grad, k_BTKD.grad, v_BTKD.grad])
+    for name, got, expected in zip(("out", "q", "k", "v"), *results, strict=True):
+        assert (got.double() - expected).abs().max() < 0.02 * expected.abs().max(), name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -114,9 +114,29 @@ def rope_frequencies(
 
 def apply_rope(x_BTHD: torch.Tensor, tables: RopeTables) -> torch.Tensor:
     """Rotates each pair (i, i + D/2) of the last dim by its position's angle."""
-    first, second = x_BTHD.chunk(2, dim=-1)
-    cos, sin = tables
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return _Rotation.apply(x_BTHD, tables.cos, tables.sin)
+
+
+class _Rotation(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back: as many passes as forward, and `x` is not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _rotate(grad, *ctx.saved_tensors, -1), None, None
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    first, second = x.chunk(2, dim=-1)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=direction)
+    return out
 
 
 def _yarn_ramp(p: RopeParameters, head_dim: int, original: int, device: torch.device | str | None) -> torch.Tensor:
