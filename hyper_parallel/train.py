@@ -56,4 +56,7 @@ def leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    try:
+        leave(main())
+    except BrokenPipeError:  # `--help | head`: the reader has seen enough
+        os._exit(0)

@@ -131,7 +131,7 @@ class BaseTrainer:
             (p for part in self.model_parts for p in part.parameters()), self.config.training.max_grad_norm
         )
         loss, aux_loss, norm = totals.reduce(group, grad_norm)
-        check_step(step, int(valid_tokens), loss, norm, self.checkpointer.last_complete_step)
+        check_step(step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.lr_schedulers.step()

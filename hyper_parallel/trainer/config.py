@@ -46,7 +46,7 @@ class TrainerConfig(Configurable.Config):
     model_spec: ModelSpec | None = setting(None, aliases=("model",))
     """The model and its functions: a family, a family:flavor, or a family:folder with a Hugging Face config.json."""
     hf_assets_path: str | None = None
-    """Folder with the tokenizer's files. None: the embedded tokenizer of 4,096 entries."""
+    """Folder with the tokenizer's files. None: the embedded tokenizer of 4096 entries."""
     dump_folder: str = "outputs"
     """Where everything that the run writes goes."""
 

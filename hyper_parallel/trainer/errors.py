@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hyper_parallel.config.errors import RunError
 
 
@@ -12,9 +14,9 @@ class TrainingError(RunError):
 class NonFiniteError(TrainingError):
     """The loss or the gradient norm is not finite."""
 
-    def __init__(self, step: int, quantity: str, value: float, last_checkpoint: int | None) -> None:
+    def __init__(self, step: int, quantity: str, value: float, last_checkpoint: Path | None) -> None:
         saved = (
-            f"the last finite checkpoint is step {last_checkpoint}"
+            f"the last finite checkpoint is {last_checkpoint}"
             if last_checkpoint is not None
             else "no checkpoint was saved before it"
         )

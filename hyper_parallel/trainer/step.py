@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -67,7 +68,7 @@ class StepTotals:
         return loss, (aux_loss[0] if aux_loss else None), norm
 
 
-def check_step(step: int, valid_tokens: int, loss: float, grad_norm: float, last_checkpoint: int | None) -> None:
+def check_step(step: int, valid_tokens: int, loss: float, grad_norm: float, last_checkpoint: Path | None) -> None:
     """Refuses a step whose numbers must not reach the weights. All ranks see the same numbers, so all of them raise.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,8 +61,8 @@ def test_totals_add_micro_batches_and_keep_the_auxiliary_loss_apart() -> None:
 
 @pytest.mark.parametrize(("loss", "norm", "what"), [(math.nan, 1.0, "the loss is nan"), (1.0, math.inf, "norm is inf")])
 def test_numbers_that_are_not_finite_name_the_step_and_the_last_checkpoint(loss: float, norm: float, what: str) -> None:
-    with pytest.raises(NonFiniteError, match=rf"step 7: .*{what}.*the last finite checkpoint is step 5"):
-        check_step(7, 10, loss, norm, 5)
+    with pytest.raises(NonFiniteError, match=rf"step 7: .*{what}.*the last finite checkpoint is out/step-5"):
+        check_step(7, 10, loss, norm, Path("out/step-5"))
     with pytest.raises(NonFiniteError, match="no checkpoint was saved before it"):
         check_step(7, 10, loss, norm, None)
 

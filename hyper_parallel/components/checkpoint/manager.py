@@ -89,6 +89,12 @@ class CheckpointManager(Configurable):
         """The step that this run last saved or resumed from: what it would go back to. None before the first."""
         return self._last_complete_step
 
+    @property
+    def last_complete(self) -> Path | None:
+        """Folder of `last_complete_step`."""
+        step = self.last_complete_step
+        return None if step is None else storage.step_folder(self._root, step)
+
     def maybe_save(self, step: int, *, last: bool = False) -> bool:
         """Saves if `step` is due or the `last` one; returns whether it did."""
         due = self._config.enable and (last or step % self._config.interval_steps == 0)
@@ -200,9 +206,7 @@ def _refuse_another_model(folder: Path, saved: dict[str, Any], state: dict[str, 
 
     own, _ = flatten_state_dict(state)
     differences = [f"{name} is not in the checkpoint" for name in own if name not in saved]
-    differences += [
-        f"{name} is not in this run" for name in saved if name not in own and not name.startswith("rng.")
-    ]
+    differences += [f"{name} is not in this run" for name in saved if name not in own and not name.startswith("rng.")]
     for name, value in own.items():
         if name in saved and _kind(value) != _kind(saved[name]):
             differences.append(f"{name} is {_kind(saved[name])} in the checkpoint, {_kind(value)} in this run")
