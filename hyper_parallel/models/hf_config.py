@@ -97,7 +97,9 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
             if not allowed(value):
                 faults.append(Fault(f"{file}.{name}", f"{value!r}: {reason}", "load another model"))
         elif field not in own:
-            faults.append(Fault(f"{file}.{name}", f"{value!r}: {family.name} has no such field", "remove it if it has no effect"))
+            faults.append(
+                Fault(f"{file}.{name}", f"{value!r}: {family.name} has no such field", "remove it if it has no effect")
+            )
         elif field in values and values[field] != value:
             faults.append(Fault(f"{file}.{name}", f"{value!r} differs from {field} {values[field]!r}", "keep one"))
         else:

@@ -71,7 +71,8 @@ def save_hf(model: Decoder, folder: str | Path, *, max_shard_bytes: int = 5 * 10
     if present:
         raise FileExistsError(f"{folder} already holds weights ({', '.join(present)}); save into another folder")
     shards = list(_shards(model, max_shard_bytes))
-    names = [_SINGLE] if len(shards) == 1 else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    count = len(shards)
+    names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)] if count > 1 else [_SINGLE]
     total_bytes = 0
     weight_map: dict[str, str] = {}
     for file, shard in zip(names, shards, strict=True):
@@ -104,7 +105,8 @@ def _check_tied(found: dict, folder: Path) -> None:
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     if not torch.equal(found[embedding][0].get_tensor(embedding), found[head][0].get_tensor(head)):
         raise ValueError(
-            f"{folder}: tie_word_embeddings is true, but {head} differs from {embedding}; set it to false in config.json"
+            f"{folder}: tie_word_embeddings is true, but {head} differs from {embedding}; "
+            "set it to false in config.json"
         )
 
 

@@ -67,12 +67,12 @@ def initialize_(parameter: torch.Tensor, initializer: Initializer, *, seed: int,
     """
     block, offset = parameter, (0,) * parameter.dim()
     if hasattr(parameter, "to_local"):
+        from torch.distributed.tensor import DTensor
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+        assert isinstance(parameter, DTensor)
         block = parameter.to_local()
-        _, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )
+        _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     initializer.fill(block, seed=seed, name=name, shape=tuple(parameter.shape), offset=tuple(offset))
 
 

@@ -86,4 +86,4 @@ class BaseModel(Module):
         """
         for name, owner, leaf in _owned_parameters(self):
             assert isinstance(owner, Module), f"{name}: verify_module_protocol() was not called"
-            initialize_(owner._parameters[leaf], owner.param_init[leaf], seed=seed, name=name)
+            initialize_(owner.get_parameter(leaf), owner.param_init[leaf], seed=seed, name=name)

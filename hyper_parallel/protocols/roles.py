@@ -25,7 +25,9 @@ def parameter_role(module: nn.Module, name: str) -> Role:
         return cast(Role, declared[name])
     parameter = module._parameters.get(name)
     if parameter is None:
-        raise AttributeError(f"{type(module).__name__} owns no parameter {name!r}; it owns {sorted(module._parameters)}")
+        raise AttributeError(
+            f"{type(module).__name__} owns no parameter {name!r}; it owns {sorted(module._parameters)}"
+        )
     if name == "bias":
         return "bias"
     if isinstance(module, nn.Embedding):

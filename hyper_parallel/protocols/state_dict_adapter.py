@@ -14,8 +14,8 @@ class HFBlock(NamedTuple):
 
     hf_name: str
     """Name of the tensor in the checkpoint."""
-    index: tuple[int | slice, ...]
-    """The block `parameter[index]`, which has the checkpoint tensor's shape. Empty: the whole parameter."""
+    block: tuple[int | slice, ...]
+    """The block `parameter[block]`, which has the checkpoint tensor's shape. Empty: the whole parameter."""
 
 
 class StateDictAdapter(ABC):
@@ -27,5 +27,5 @@ class StateDictAdapter(ABC):
 
     def to_hf(self, name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, tensor) of the checkpoint for one parameter, as views of it."""
-        for hf_name, index in self.hf_blocks(name, parameter.shape):
-            yield hf_name, parameter[index] if index else parameter
+        for hf_name, block in self.hf_blocks(name, parameter.shape):
+            yield hf_name, parameter[block] if block else parameter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +144,12 @@ def test_packed_documents_equal_separate_ones(tmp_path: Path) -> None:
     labels = tokens(2, 16).roll(-1, 1)
     packed = ours(input_ids, cu_seqlens=cu_seqlens).logits.flatten(0, 1)
     flat = input_ids.flatten()
-    for start, end in zip(cu_seqlens, cu_seqlens[1:], strict=False):
+    for start, end in pairwise(cu_seqlens):
         alone = ours(flat[None, start:end]).logits[0]
         assert (packed[start:end] - alone).abs().max() < 1e-12, (start, end)
 
     # Positions given by the loader are the same ones.
-    positions = torch.cat([torch.arange(b - a) for a, b in zip(cu_seqlens, cu_seqlens[1:], strict=False)]).view(2, 16)
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(cu_seqlens)]).view(2, 16)
     again = ours(input_ids, cu_seqlens=cu_seqlens, position_ids_BT=positions).logits.flatten(0, 1)
     assert torch.equal(again, packed)
 
@@ -159,7 +160,7 @@ def test_packed_documents_equal_separate_ones(tmp_path: Path) -> None:
         return [p.grad.clone() for p in ours.parameters()]
 
     together = gradients([(input_ids, labels, cu_seqlens)])
-    spans = list(zip(cu_seqlens, cu_seqlens[1:], strict=False))
+    spans = list(pairwise(cu_seqlens))
     apart = gradients([(flat[None, a:b], labels.flatten()[None, a:b], None) for a, b in spans])
     for one, other in zip(together, apart, strict=True):
         assert (one - other).abs().max() < 1e-12 * max(1.0, other.abs().max().item())

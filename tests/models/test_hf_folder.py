@@ -19,7 +19,11 @@ OURS = {k: v for k, v in MOE_SIZES.items() if k != "output_router_logits"}
 @pytest.mark.parametrize("shard", ["100GB", "20KB"])
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("qwen3_moe", {"mlp_only_layers": [1]}), ("qwen3", {"tie_word_embeddings": True}), ("qwen3", {"attention_bias": True})],
+    [
+        ("qwen3_moe", {"mlp_only_layers": [1]}),
+        ("qwen3", {"tie_word_embeddings": True}),
+        ("qwen3", {"attention_bias": True}),
+    ],
 )
 def test_out_and_in_again(family: str, changes: dict, shard: str, tmp_path: Path) -> None:
     import transformers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def test_shards_are_cut_from_the_whole() -> None:
         size = shape[dim]
         cuts = [0, size // 3, size // 3, size]  # an empty shard among them
         parts = []
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             part, offset = list(shape), [0, 0, 0]
             part[dim], offset[dim] = end - start, start
             parts.append(block(shape, tuple(part), tuple(offset)))

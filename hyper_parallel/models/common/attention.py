@@ -95,7 +95,8 @@ def _causal_attention(q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.
     if q_BTHD.is_cpu and q_BTHD.dtype in _NARROW and q_BTHD.shape[1] <= _DIRECT_TOKENS:
         return _direct_attention(q_BTHD, k_BTKD, v_BTKD)
     q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    grouped = bool(q.shape[1] != k.shape[1])  # a bool in a compiled graph too, where sizes may be symbols
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -68,13 +70,13 @@ def _(
     return torch.empty_like(x_ND), torch.empty_like(weight_EFD)
 
 
-def _save(ctx, inputs, output) -> None:  # noqa: ANN001
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx, grad_NF: torch.Tensor):  # noqa: ANN001, ANN202
-    grad_x, grad_weight = torch.ops.hyper_parallel.grouped_linear_loop_backward(grad_NF.contiguous(), *ctx.saved_tensors)
-    return grad_x, grad_weight, None
+def _backward(ctx: Any, grad_NF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    grads = torch.ops.hyper_parallel.grouped_linear_loop_backward(grad_NF.contiguous(), *ctx.saved_tensors)
+    return *grads, None
 
 
 grouped_linear_loop.register_autograd(_backward, setup_context=_save)

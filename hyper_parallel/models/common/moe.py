@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from hyper_parallel.models.common.grouped_linear import grouped_linear
-from hyper_parallel.models.common.linear import Linear
 from hyper_parallel.protocols.initializer import Normal
 from hyper_parallel.protocols.module import Module
 

@@ -131,12 +131,14 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
-    out = torch.empty_like(x)
     first, second = x.chunk(2, dim=-1)
-    out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-direction)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=direction)
-    return out
+    return torch.cat(
+        (
+            (first * cos).addcmul_(second, sin, value=-direction),
+            (second * cos).addcmul_(first, sin, value=direction),
+        ),
+        dim=-1,
+    )
 
 
 def _yarn_ramp(p: RopeParameters, head_dim: int, original: int, device: torch.device | str | None) -> torch.Tensor:
