@@ -86,7 +86,8 @@ class Validator(Configurable):
         assert self._dataloader is not None and self._start is not None, "due() is never true without a dataloader"
         platform, device = get_platform(), get_platform().device()
         rng_state = platform.rng_state()
-        was_training = [part.training for part in self._model_parts]
+        # Of each module by itself: part of a model may be frozen in eval mode.
+        was_training = [(module, module.training) for part in self._model_parts for module in part.modules()]
         for part in self._model_parts:
             part.eval()
         try:
@@ -99,8 +100,8 @@ class Validator(Configurable):
                     loss_sum = loss_sum + output.loss_sum
         finally:
             self._dataloader.close()
-            for part, training in zip(self._model_parts, was_training, strict=True):
-                part.train(training)
+            for module, training in was_training:
+                module.training = training
             platform.set_rng_state(rng_state)
         loss = float(all_reduce_sum(loss_sum, self._loss_group))
         tokens = int(all_reduce_sum(torch.tensor(valid_tokens, device=device), self._loss_group))
