@@ -194,11 +194,12 @@ def materialize(config: TrainerConfig, model_parts: list[BaseModel]) -> None:
         part.train()
     assert config.model_spec is not None
     logger.info(
-        "model %s:%s, %s parameters in %s",
+        "model %s:%s, %s parameters in %s, initial weights drawn from seed %d",
         config.model_spec.name,
         config.model_spec.flavor,
         f"{sum(p.numel() for part in model_parts for p in part.parameters()):,}",
         config.training.dtype,
+        config.training.seed,
     )
 
 
