@@ -22,7 +22,6 @@ from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.platform import get_platform
-from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +73,7 @@ class CheckpointManager(Configurable):
         lr_schedulers: Stateful,
         dataloader: Stateful,
         train_state: Stateful,
-        sd_adapter: StateDictAdapter | None = None,
     ) -> None:
-        """`sd_adapter` is for managers that write foreign layouts; this one writes the run's own and needs none."""
         self._config = config
         self._root = Path(dump_folder) / config.folder
         self._model_parts = model_parts

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hyper_parallel.components.metrics.record import StepMetrics
+from hyper_parallel.components.metrics.record import RateWindow, StepMetrics
 from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.sections import at_least
 
 
 class MetricsSink(Configurable, ABC):
@@ -33,6 +36,30 @@ class MetricsSink(Configurable, ABC):
         """Finishes what `open` began. No record follows, unless the sink is opened again."""
 
 
-def due(record: StepMetrics, first_step: int, interval_steps: int, training_steps: int) -> bool:
-    """Whether a sink that speaks every `interval_steps` speaks at this step: the first and the last always count."""
-    return record.step in (first_step, training_steps) or record.step % interval_steps == 0
+class PeriodicSink(MetricsSink):
+    """A sink that speaks every few steps, with rates over the steps since it last spoke."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsSink.Config):
+        """How often."""
+
+        interval_steps: int = 10
+        """Rates are taken anew every this many steps, and at the first and the last."""
+
+        def faults(self) -> Iterator[Fault]:
+            yield from at_least(self, 1, "interval_steps")
+
+    config: Config
+
+    def open(self, last_step: int) -> None:
+        self._first_step = last_step + 1
+        self.window = RateWindow()
+
+    def is_due(self, record: StepMetrics) -> bool:
+        """Adds `record` to the window; closes the window and says so where this step ends one."""
+        self.window.add(record)
+        edge = record.step in (self._first_step, self.training_steps)
+        if not edge and record.step % self.config.interval_steps:
+            return False
+        self.window.close()
+        return True

@@ -57,7 +57,6 @@ class Run:
             lr_schedulers=self.lr_schedulers,
             dataloader=self.dataloader,
             train_state=self.train_state,
-            sd_adapter=None,
         )
 
     def train(self, steps: int) -> list[float]:
