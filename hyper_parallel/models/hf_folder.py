@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
+from hyper_parallel.config.errors import ConfigError, did_you_mean
+from hyper_parallel.models import FAMILIES
 from hyper_parallel.models.common.decoder import Decoder
+from hyper_parallel.models.common.family import Family
+from hyper_parallel.models.common.hf_config import hf_config, read_hf_config, read_json
 from hyper_parallel.models.common.state_dict_adapter import DecoderStateDictAdapter
-from hyper_parallel.models.hf_config import family_of, hf_config, read_hf_config
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -26,6 +30,24 @@ def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Decoder:
     model = model.to(dtype or torch.float32).to_empty(device="cpu")
     load_weights(model, folder)
     return model
+
+
+def family_of(folder: Path) -> Family:
+    """The family of the model in `folder`.
+
+    Raises:
+        ConfigError: config.json is missing, is not JSON, or is of a family that is not in `FAMILIES`.
+    """
+    name = read_json(folder).get("model_type")
+    if name not in FAMILIES:
+        raise ConfigError.one(
+            str(folder / "config.json"), f"model_type {name!r} is not implemented", did_you_mean(str(name), FAMILIES)
+        )
+    return _family(name)
+
+
+def _family(name: str) -> Family:
+    return import_module(f"hyper_parallel.models.{name}").FAMILY
 
 
 @torch.no_grad()
@@ -84,7 +106,9 @@ def save_hf(model: Decoder, folder: str | Path, *, max_shard_bytes: int = 5 * 10
         index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
         (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(hf_config(model.config, dtype), indent=2) + "\n", encoding="utf-8")
+    family = next(family for family in map(_family, FAMILIES) if family.config is type(model.config))
+    content = json.dumps(hf_config(model.config, family, dtype), indent=2)
+    (folder / "config.json").write_text(content + "\n", encoding="utf-8")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -24,6 +25,8 @@ class Module(nn.Module, Configurable):
         sharding: ShardingConfig | None = None
         """Where the layer's states live and what crosses its boundary. None: replicated, nothing moved."""
 
+    eager_methods: ClassVar[tuple[str, ...]] = ()
+    """Methods that torch.compile leaves out of its graphs."""
     param_init: dict[str, Initializer]
     """How each parameter that this module itself owns gets its first values."""
     parameter_roles: dict[str, Role]

@@ -20,7 +20,7 @@ from hyper_parallel.components.optimizer import OptimizersContainer, adopt, para
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.components.validator import Validator
-from hyper_parallel.config.errors import ConfigError, raise_faults
+from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import init_distributed, launched_world_size, rank
@@ -68,13 +68,15 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     """Step 1: device, determinism, process group, logging, mesh, random seed.
 
     Raises:
-        ConfigError: the device cannot compute in the configured type.
+        ConfigError: the device does not compute in a configured type.
     """
     platform, training = get_platform(), config.training
-    if training.dtype == "float64" and not platform.supports_float64:
-        raise ConfigError.one(
-            "training.dtype", f"float64 is not computed by {platform.name}", "set float32 or bfloat16"
-        )
+    raise_faults(
+        Fault(f"training.{name}", f"{platform.name} has no {dtype}", "choose another type")
+        for name in ("dtype", "mixed_precision_param", "mixed_precision_reduce")
+        if ((dtype := getattr(training, name)) == "float64" and not platform.supports_float64)
+        or (dtype == "bfloat16" and not platform.bf16_supported())
+    )
     prepare_environment(deterministic=config.debug.deterministic, timeout_seconds=config.comm.timeout_seconds)
     platform.set_device()
     platform.set_deterministic(config.debug.deterministic)

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from hyper_parallel.models import load_hf
-from hyper_parallel.models.common.attention import attend_within_documents
+from hyper_parallel.models.common.attention import causal_attention
 from hyper_parallel.models.common.decoder import Decoder
-from hyper_parallel.models.common.documents import DocumentGroups
 from tests.models.reference import transformers_model, widened
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -175,7 +174,7 @@ def test_bfloat16_attention_is_within_its_rounding(tokens_per_row: int) -> None:
     upstream = torch.randn(q.shape, generator=generator, dtype=torch.float64)
     results = []
     for q_BTHD, k_BTKD, v_BTKD in (narrow, wide):
-        out = attend_within_documents(q_BTHD, k_BTKD, v_BTKD, DocumentGroups(((2, tokens_per_row),)))
+        out = causal_attention(q_BTHD, k_BTKD, v_BTKD)
         out.backward(upstream.to(out.dtype))
         results.append([out, q_BTHD.grad, k_BTKD.grad, v_BTKD.grad])
     for name, got, expected in zip(("out", "q", "k", "v"), *results, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,8 @@ class Attention(Module):
         init_std: float = 0.02
         """Standard deviation of the first weights."""
 
+    eager_methods = ("attend_packed",)  # every packing has its own shapes, and each would be compiled anew
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.head_dim = config.head_dim
@@ -62,36 +65,28 @@ class Attention(Module):
         q_BTHD = apply_rope(self.q_norm(self.q_proj(x_BTC).view(heads)), rope)
         k_BTKD = apply_rope(self.k_norm(self.k_proj(x_BTC).view(heads)), rope)
         v_BTKD = self.v_proj(x_BTC).view(heads)
-        return self.o_proj(attend_within_documents(q_BTHD, k_BTKD, v_BTKD, documents).flatten(2))
+        attend = causal_attention if documents.gather is None else partial(self.attend_packed, documents=documents)
+        return self.o_proj(attend(q_BTHD, k_BTKD, v_BTKD).flatten(2))
+
+    def attend_packed(
+        self, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
+    ) -> torch.Tensor:
+        """Causal attention of each document on itself, [B, T, H, D].
+
+        One call per group of documents instead of a dense mask: work is the sum of squared document lengths, not the
+        square of the row.
+        """
+        sizes = [count * length for count, length in documents.shapes]
+        q, k, v = (x.flatten(0, 1).index_select(0, documents.gather).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD))
+        outputs = [
+            causal_attention(*(x.unflatten(0, shape) for x in group)).flatten(0, 1)
+            for shape, *group in zip(documents.shapes, q, k, v, strict=True)
+        ]
+        return torch.cat(outputs).index_select(0, documents.scatter).view(q_BTHD.shape)
 
 
-def attend_within_documents(
-    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
-) -> torch.Tensor:
-    """Causal attention of each document on itself, [B, T, H, D].
-
-    One call per group of documents instead of a dense mask: work is the sum of squared document lengths, not the
-    square of the row.
-    """
-    if documents.gather is None:
-        return _causal_attention(q_BTHD, k_BTKD, v_BTKD)
-    return _packed_attention(q_BTHD, k_BTKD, v_BTKD, documents)
-
-
-@torch.compiler.disable(reason="every packing has its own shapes, and each would be compiled anew")
-def _packed_attention(
-    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
-) -> torch.Tensor:
-    sizes = [count * length for count, length in documents.shapes]
-    q, k, v = (x.flatten(0, 1).index_select(0, documents.gather).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD))
-    outputs = [
-        _causal_attention(*(x.unflatten(0, shape) for x in group)).flatten(0, 1)
-        for shape, *group in zip(documents.shapes, q, k, v, strict=True)
-    ]
-    return torch.cat(outputs).index_select(0, documents.scatter).view(q_BTHD.shape)
-
-
-def _causal_attention(q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor) -> torch.Tensor:
+def causal_attention(q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor) -> torch.Tensor:
+    """Causal attention of each row on itself, [B, T, H, D]."""
     if q_BTHD.is_cpu and q_BTHD.dtype in _NARROW and q_BTHD.shape[1] <= _DIRECT_TOKENS:
         return _direct_attention(q_BTHD, k_BTKD, v_BTKD)
     q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))

@@ -128,6 +128,12 @@ class Decoder(BaseModel):
                     f"{rows} is above the model's max_position_embeddings {self.max_position_embeddings}",
                     "shorten the rows, or set rope_parameters and max_position_embeddings for longer ones",
                 )
+            if trainer_config.compile.enable and trainer_config.compile.fullgraph:
+                raise ConfigError.one(
+                    "compile.fullgraph",
+                    "True, but attention within packed documents stays outside the graph of a block",
+                    "set it False",
+                )
 
         def block(self, layer: int) -> Block.Config:
             """Config of block `layer`, counted from 0."""

@@ -72,7 +72,7 @@ class Family:
         if flavor in self.flavors:
             return self.config(**self.checked(self.flavors[flavor], "model_spec"))
         if Path(flavor).is_dir():
-            from hyper_parallel.models.hf_config import read_hf_config
+            from hyper_parallel.models.common.hf_config import read_hf_config
 
             return read_hf_config(Path(flavor), self)
         raise ConfigError.one(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
-from hyper_parallel.models import FAMILIES
+from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 
 if TYPE_CHECKING:
     from hyper_parallel.models.common.decoder import Decoder
@@ -57,20 +55,6 @@ _ALIASES = {"num_local_experts": "num_experts"}
 """Names that transformers writes for fields of another name."""
 
 
-def family_of(folder: Path) -> Family:
-    """The family of the model in `folder`.
-
-    Raises:
-        ConfigError: config.json is missing, is not JSON, or is of a family that is not in `FAMILIES`.
-    """
-    name = _read_json(folder).get("model_type")
-    if name not in FAMILIES:
-        raise ConfigError.one(
-            str(folder / "config.json"), f"model_type {name!r} is not implemented", did_you_mean(str(name), FAMILIES)
-        )
-    return import_module(f"hyper_parallel.models.{name}").FAMILY
-
-
 def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
     """The Config that `folder`'s config.json describes.
 
@@ -79,10 +63,12 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
             all of them are named.
     """
     file = folder / "config.json"
-    content = _read_json(folder)
+    content = read_json(folder)
     if content.get("model_type") != family.name:
         raise ConfigError.one(
-            str(file), f"model_type is {content.get('model_type')!r}", f"{family.name} loads folders of its own only"
+            str(file),
+            f"model_type is {content.get('model_type')!r}, not {family.name}",
+            f"give --model_spec {content.get('model_type')}:{folder} if that is a family here",
         )
     own = {f.name for f in dataclasses.fields(family.config)}
     faults: list[Fault] = []
@@ -117,13 +103,8 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
     return config
 
 
-def hf_config(config: Decoder.Config, dtype: str) -> dict[str, Any]:
+def hf_config(config: Decoder.Config, family: Family, dtype: str) -> dict[str, Any]:
     """The content of config.json for a model of `config` whose weights are saved in `dtype`."""
-    family = next(
-        family
-        for family in (import_module(f"hyper_parallel.models.{name}").FAMILY for name in FAMILIES)
-        if family.config is type(config)
-    )
     content = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     content["num_key_value_heads"], content["head_dim"] = config.kv_heads, config.head_size
     rope = content.pop("rope_parameters")
@@ -153,7 +134,12 @@ def _rope_values(rope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield ("rope_type" if name == "type" else name), value
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
+def read_json(folder: Path) -> dict[str, Any]:
+    """The content of the folder's config.json.
+
+    Raises:
+        ConfigError: it is missing, or is not JSON.
+    """
     file = folder / "config.json"
     if not file.is_file():
         raise ConfigError.one(str(file), "there is no such file", "give a folder that holds a Hugging Face model")
