@@ -6,12 +6,14 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.sections import CompileConfig, TrainingConfig
 from hyper_parallel.models import qwen3, qwen3_moe
 from hyper_parallel.models.common.rope import RopeParameters
 from hyper_parallel.protocols.model import BaseModel
@@ -129,13 +131,19 @@ def test_a_spec_is_its_factory_its_flavor_and_what_differs() -> None:
     assert qwen3_moe.create_model_spec(**arguments) == changed
 
 
-def test_rows_longer_than_the_model_are_refused() -> None:
-    from types import SimpleNamespace
-
+def test_what_the_model_cannot_do_in_a_run_is_refused() -> None:
     config = qwen3.create_model_spec(max_position_embeddings=128).model
-    config.update_from_config(SimpleNamespace(training=SimpleNamespace(seq_len=128)))
+    config.update_from_config(run_with(seq_len=128, fullgraph=False))
     with pytest.raises(ConfigError, match=r"^training\.seq_len: 129 is above the model's max_position_embeddings 128"):
-        config.update_from_config(SimpleNamespace(training=SimpleNamespace(seq_len=129)))
+        config.update_from_config(run_with(seq_len=129, fullgraph=False))
+    with pytest.raises(ConfigError, match=r"^compile\.fullgraph: True, but attention within packed documents"):
+        config.update_from_config(run_with(seq_len=128, fullgraph=True))
+
+
+def run_with(*, seq_len: int, fullgraph: bool) -> SimpleNamespace:
+    return SimpleNamespace(
+        training=TrainingConfig(seq_len=seq_len), compile=CompileConfig(enable=True, fullgraph=fullgraph)
+    )
 
 
 def folder_with(tmp_path: Path, **changes: object) -> str:
