@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Iterator
@@ -19,13 +18,13 @@ from hyper_parallel.components.optimizer import OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.distributed.fsdp import gradient_sync
-from hyper_parallel.distributed.grad_norm import clip_grad_norm
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import destroy_distributed
 from hyper_parallel.platform import get_platform
 from hyper_parallel.protocols.model import BaseModel
 from hyper_parallel.trainer.config import TrainerConfig
-from hyper_parallel.trainer.phases import TrainState
+from hyper_parallel.trainer.garbage import GarbageCollection
+from hyper_parallel.trainer.phases import ClipGradFn, TrainState
 from hyper_parallel.trainer.step import FiniteGuard, StepTotals, check_step, loss_scales
 
 logger = logging.getLogger(__name__)
@@ -37,6 +36,7 @@ class BaseTrainer:
     config: TrainerConfig
     parallel_dims: ParallelDims
     model_parts: list[BaseModel]
+    clip_grad_fn: ClipGradFn
     loss: BaseLoss
     dataloader: BaseDataLoader
     optimizers: OptimizersContainer
@@ -78,31 +78,19 @@ class BaseTrainer:
                 self.training_steps,
             )
             return
-        batches = iter(self.dataloader)
-        # Collecting at a step of its own choice, each rank would make all the others wait.
-        collect_ourselves = self.config.training.gc_steps > 0 and gc.isenabled()
-        if collect_ourselves:
-            gc.disable()
-        try:
-            with self.profiler:
-                while self.state.step < self.training_steps:
-                    self._one_step(batches)
-        finally:
-            if collect_ourselves:
-                gc.enable()
-
-    def _one_step(self, batches: Iterator[list[dict[str, Any]]]) -> None:
-        record = self.train_step(batches)
-        if self.validator.due(self.state.step):
-            record.extra["validation_loss"] = self.validator.validate()
-        self.metrics.log(record)
-        self.profiler.step()
-        self.checkpointer.maybe_save(self.state.step, last=self.state.step == self.training_steps)
-        training = self.config.training
-        if training.gc_steps and self.state.step % training.gc_steps == 0:
-            gc.collect(1)
-        if training.empty_cache_steps and self.state.step % training.empty_cache_steps == 0:
-            get_platform().empty_cache()
+        batches, training = iter(self.dataloader), self.config.training
+        with self.profiler, GarbageCollection(training.gc_steps) as garbage:
+            while self.state.step < self.training_steps:
+                record = self.train_step(batches)
+                step = self.state.step
+                if self.validator.due(step):
+                    record.extra["validation_loss"] = self.validator.validate()
+                self.metrics.log(record)
+                self.profiler.step()
+                self.checkpointer.maybe_save(step, last=step == self.training_steps)
+                garbage.step(step)
+                if training.empty_cache_steps and step % training.empty_cache_steps == 0:
+                    get_platform().empty_cache()
 
     def train_step(self, batches: Iterator[list[dict[str, Any]]]) -> StepMetrics:
         """One optimizer step over the next item of the dataloader.
@@ -127,8 +115,8 @@ class BaseTrainer:
             self.forward_backward(micro_batch, scale, totals)
         if self.finite_guard is not None:
             self.finite_guard.check_gradients()
-        grad_norm = clip_grad_norm(
-            (p for part in self.model_parts for p in part.parameters()), self.config.training.max_grad_norm
+        grad_norm = self.clip_grad_fn(
+            [p for part in self.model_parts for p in part.parameters()], self.config.training.max_grad_norm
         )
         loss, aux_loss, norm = totals.reduce(group, grad_norm)
         check_step(step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)

@@ -113,7 +113,11 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
     spec = config.model_spec
     if spec is None:
         yield Fault("model_spec", "no model is chosen", "give --model_spec FAMILY[:FLAVOR or :FOLDER]")
-    elif spec.model is None or spec.parallelize_fn is None:
+        return
+    for function in ("build_model_fn", "pipelining_fn"):
+        if getattr(spec, function) is not None:
+            yield Fault(f"model_spec.{function}", f"{spec.name} has one, which is not supported yet", "leave it None")
+    if spec.model is None or spec.parallelize_fn is None:
         yield Fault("model_spec", f"{spec.name} lacks a model Config or a parallelize_fn", "give its ModelSpec both")
     else:
         try:  # what only the model knows is asked of the model; the run makes a copy of its own later

@@ -22,6 +22,7 @@ from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 from hyper_parallel.distributed.fsdp import fsdp_needed
+from hyper_parallel.distributed.grad_norm import clip_grad_norm
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import init_distributed, launched_world_size, rank
 from hyper_parallel.platform import get_platform
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_STEPS = 100
 """Length of a run that sets neither `training.steps` nor `training.epochs`."""
+
+
+ClipGradFn = Callable[[list[torch.nn.Parameter], float | None], torch.Tensor]
+"""`(parameters, max_norm)` -> the norm before clipping; gradients are scaled in place, unless max_norm is None."""
 
 
 @dataclass
@@ -216,6 +221,12 @@ def build_optimizers(
     if config.model_spec is not None and config.model_spec.post_optimizer_build_fn is not None:
         config.model_spec.post_optimizer_build_fn(optimizers, model_parts, parallel_dims)
     return optimizers
+
+
+def choose_clip_grad_fn(config: TrainerConfig) -> ClipGradFn:
+    """Step 9: the model's own way to clip gradients, where its spec has one."""
+    assert config.model_spec is not None
+    return config.model_spec.clip_grad_fn or clip_grad_norm
 
 
 def build_lr_schedulers(

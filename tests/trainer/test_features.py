@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,46 @@ def test_each_line_of_the_metrics_has_every_number(dump_folder: str) -> None:
         ]
         assert record["tokens_per_second"] == record["tokens"] / record["step_seconds"]
         assert 0 < record["data_seconds"] < record["step_seconds"]
+
+
+def test_a_model_may_clip_in_its_own_way(dump_folder: str, plain: list[dict[str, Any]]) -> None:
+    seen: list[float | None] = []
+
+    def clip_to_nothing(parameters: list[torch.nn.Parameter], max_norm: float | None) -> torch.Tensor:
+        seen.append(max_norm)
+        for parameter in parameters:
+            parameter.grad = None
+        return torch.tensor(7.0)
+
+    config = tiny_config(dump_folder, steps=2)
+    assert config.model_spec is not None
+    config.model_spec.clip_grad_fn = clip_to_nothing
+    config.optimizer = AdamW.Config(lr=3e-3, weight_decay=0.0)
+    lines = train(config)
+    assert seen == [1.0, 1.0] and [line["grad_norm"] for line in lines] == [7.0, 7.0]
+    with config.build() as trainer:
+        before = [p.detach().clone() for p in trainer.model_parts[0].parameters()]
+        trainer.train()
+        after = list(trainer.model_parts[0].parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("function", ["build_model_fn", "pipelining_fn"])
+def test_functions_of_a_spec_that_nothing_would_call_are_refused(dump_folder: str, function: str) -> None:
+    config = tiny_config(dump_folder, steps=1)
+    setattr(config.model_spec, function, print)
+    assert [str(fault) for fault in config.cross_faults(1)] == [
+        f"model_spec.{function}: qwen3_moe has one, which is not supported yet; leave it None"
+    ]
+
+
+def test_garbage_is_collected_at_the_configured_steps_only(dump_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    config = tiny_config(dump_folder, steps=6, gc_steps=2)
+    with config.build() as trainer:
+        monkeypatch.setattr(gc, "collect", lambda *_: steps.append(trainer.state.step))
+        assert gc.isenabled()
+        trainer.train()
+        assert gc.isenabled() and gc.get_freeze_count() == 0
+        monkeypatch.undo()
+    assert steps == [0, 2, 4, 6]
