@@ -18,6 +18,9 @@ from hyper_parallel.config.sections import at_least
 IGNORE_INDEX = -100
 """Label of a token that is not trained."""
 
+CPU_CHUNK_TOKENS = 256
+"""The fastest chunk on CPUs for vocabularies of 4,096 to 32,768: smaller ones read the weight too often."""
+
 
 class LMHead(Protocol):
     """The output projection: hidden states to logits, linear and without bias."""
@@ -82,7 +85,8 @@ class ChunkedCELoss(BaseLoss):
         """How large a chunk is."""
 
         chunk_tokens: int | None = None
-        """Tokens in a chunk. None: as many as keep its logits in `chunk_bytes`."""
+        """Tokens in a chunk. None: as many as keep its logits in `chunk_bytes`, and on a CPU no more than its caches
+        hold."""
         chunk_bytes: int = 256 * 2**20
         """Size of a chunk's float32 logits when `chunk_tokens` is not given; peak memory is about three times that."""
 
@@ -91,7 +95,13 @@ class ChunkedCELoss(BaseLoss):
 
     def __init__(self, config: Config, *, vocab_size: int) -> None:
         super().__init__(config, vocab_size=vocab_size)
-        self.chunk_tokens = config.chunk_tokens or max(1, config.chunk_bytes // (4 * vocab_size))
+        self._given_tokens = config.chunk_tokens
+        self._tokens_in_bytes = max(1, config.chunk_bytes // (4 * vocab_size))
+
+    def chunk_tokens(self, device: torch.device) -> int:
+        """Tokens in a chunk on `device`."""
+        most = min(self._tokens_in_bytes, CPU_CHUNK_TOKENS) if device.type == "cpu" else self._tokens_in_bytes
+        return self._given_tokens or most
 
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
         """As BaseLoss. The head's `weight` is used, not its forward.
@@ -104,7 +114,11 @@ class ChunkedCELoss(BaseLoss):
                 "ChunkedCELoss multiplies by lm_head.weight alone; use CrossEntropyLoss for a head with bias"
             )
         return _ChunkedCrossEntropy.apply(
-            hidden_BTD.flatten(0, 1), lm_head.weight, labels_BT.flatten(), self.chunk_tokens, torch.is_grad_enabled()
+            hidden_BTD.flatten(0, 1),
+            lm_head.weight,
+            labels_BT.flatten(),
+            self.chunk_tokens(hidden_BTD.device),
+            torch.is_grad_enabled(),
         )
 
 
@@ -115,7 +129,7 @@ class AutoCELoss(BaseLoss):
     class Config(BaseLoss.Config):
         """Where chunks begin to pay."""
 
-        chunk_from_vocab: int = 65536
+        chunk_from_vocab: int = 4096
         """ChunkedCELoss from this many vocabulary entries on, CrossEntropyLoss below."""
 
         def faults(self) -> Iterator[Fault]:

@@ -179,15 +179,20 @@ def test_a_head_with_bias_is_refused() -> None:
 
 
 def test_chunks_keep_to_their_bytes() -> None:
-    assert ChunkedCELoss.Config(chunk_bytes=2**20).build(vocab_size=1024).chunk_tokens == 256
-    assert ChunkedCELoss.Config(chunk_bytes=1).build(vocab_size=1024).chunk_tokens == 1
-    assert ChunkedCELoss.Config(chunk_bytes=1, chunk_tokens=7).build(vocab_size=1024).chunk_tokens == 7
+    cpu, accelerator = torch.device("cpu"), torch.device("meta")
+    half_a_mib = ChunkedCELoss.Config(chunk_bytes=2**19).build(vocab_size=1024)
+    assert half_a_mib.chunk_tokens(cpu) == half_a_mib.chunk_tokens(accelerator) == 128
+    large = ChunkedCELoss.Config(chunk_bytes=2**22).build(vocab_size=1024)
+    assert large.chunk_tokens(accelerator) == 1024
+    assert large.chunk_tokens(cpu) == 256  # more logits would not stay in the caches
+    assert ChunkedCELoss.Config(chunk_bytes=1).build(vocab_size=1024).chunk_tokens(cpu) == 1
+    assert ChunkedCELoss.Config(chunk_bytes=1, chunk_tokens=700).build(vocab_size=1024).chunk_tokens(cpu) == 700
 
 
 def test_large_vocabularies_are_chunked_by_default() -> None:
     assert type(AutoCELoss.Config().build(vocab_size=151_936).implementation) is ChunkedCELoss
-    assert type(AutoCELoss.Config().build(vocab_size=4096).implementation) is CrossEntropyLoss
-    assert type(AutoCELoss.Config(chunk_from_vocab=4096).build(vocab_size=4096).implementation) is ChunkedCELoss
+    assert type(AutoCELoss.Config().build(vocab_size=4095).implementation) is CrossEntropyLoss
+    assert type(AutoCELoss.Config(chunk_from_vocab=4095).build(vocab_size=4095).implementation) is ChunkedCELoss
 
 
 def test_impossible_settings() -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 _GROUPED_MM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GROUPED_MM_ALIGNMENT_BYTES = 16
+_NARROW_CPU_ROWS = 32
 
 
 def grouped_linear(x_ND: torch.Tensor, weight_EFD: torch.Tensor, rows_E: torch.Tensor) -> torch.Tensor:
@@ -30,6 +31,17 @@ def grouped_mm_applies(x_ND: torch.Tensor, weight_EFD: torch.Tensor) -> bool:
     if torch.compiler.is_compiling() and x_ND.dtype != torch.bfloat16:
         return False
     return all(size * x_ND.element_size() % _GROUPED_MM_ALIGNMENT_BYTES == 0 for size in weight_EFD.shape[1:])
+
+
+def preferred_row_multiple(x_ND: torch.Tensor) -> int:
+    """What the rows of each group should be a multiple of, for speed.
+
+    Products of narrow types on a CPU are oneDNN's, which builds a kernel for each shape that it has not met, in about
+    1 ms and 1 MiB. Groups change their size with every batch; rounded up, they have few sizes. Compiled, the number of
+    padding rows would have to be known.
+    """
+    is_narrow = x_ND.is_cpu and x_ND.element_size() < 4
+    return _NARROW_CPU_ROWS if is_narrow and not torch.compiler.is_compiling() else 1
 
 
 # An operator of our own, because the loop depends on the counts: torch.compile and fake tensors then see one node.

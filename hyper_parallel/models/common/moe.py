@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from hyper_parallel.models.common.grouped_linear import grouped_linear
+from hyper_parallel.models.common.grouped_linear import grouped_linear, preferred_row_multiple
 from hyper_parallel.protocols.initializer import Normal
 from hyper_parallel.protocols.module import Module
 
@@ -99,12 +99,28 @@ class Experts(Module):
         """Weighted sum over each token's experts, [N, C]. `rows_E` counts the tokens of each expert."""
         top_k = routing.experts_NK.shape[1]
         order = routing.experts_NK.flatten().argsort(stable=True)  # assignments, sorted by expert
-        token = order // top_k
+        token, weight = order // top_k, routing.weights_NK.flatten().index_select(0, order)
+        multiple = preferred_row_multiple(x_NC)
+        if multiple > 1:  # padding is token 0 with weight 0
+            place, rows, rows_E = rounded_up(rows_E, len(order), multiple)
+            token = token.new_zeros(rows).index_copy(0, place, token)
+            weight = weight.new_zeros(rows).index_copy(0, place, weight)
         gate, up = grouped_linear(x_NC.index_select(0, token), self.gate_up_proj, rows_E).chunk(2, dim=-1)
         # The weight multiplies before the last product, where rows are shorter; it commutes with it.
-        weight = routing.weights_NK.flatten().index_select(0, order)
         inner = F.silu(gate) * up * weight[:, None]
         return torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, self.down_proj, rows_E))
+
+
+def rounded_up(rows_E: torch.Tensor, rows: int, multiple: int) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """Groups of consecutive rows, `rows` in all, each grown at its end to a multiple of `multiple` rows.
+
+    Returns:
+        place [rows]: where each row then stands; the number of rows then; and rows_E then.
+    """
+    grown_E = (rows_E + (multiple - 1)).div(multiple, rounding_mode="floor") * multiple
+    added_before_E = (grown_E - rows_E).cumsum(0) - (grown_E - rows_E)
+    place = torch.arange(rows, device=rows_E.device) + added_before_E.repeat_interleave(rows_E, output_size=rows)
+    return place, int(grown_E.sum()), grown_E
 
 
 class MoE(Module):
