@@ -18,7 +18,8 @@ FAMILIES = ("qwen3", "qwen3_moe")
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Decoder:
     """The model of a Hugging Face folder (config.json, safetensors), whole, in this process, on CPU.
 
-    `dtype` is that of the parameters; None: float32.
+    `dtype` is that of the parameters; None: float32. A float64 model rounds norms and router probabilities to float32,
+    where transformers does (`Decoder.Config.float64_rounding`).
 
     Raises:
         ConfigError: config.json is missing, of a family that is not in `FAMILIES`, or says what is not implemented.

@@ -24,6 +24,7 @@ def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Decoder:
     """See `hyper_parallel.models.load_hf`."""
     folder = Path(folder)
     config = read_hf_config(folder, family_of(folder))
+    config.float64_rounding = "transformers"
     with torch.device("meta"):
         model = config.build()
     model.verify_module_protocol()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,33 @@ def pair(case: str, folder: Path, dtype: torch.dtype) -> tuple[Decoder, Any]:
     return load_hf(folder, dtype), theirs
 
 
+def unrounded(model: Decoder) -> Decoder:
+    """`model` with the same weights, rounding nothing to float32."""
+    config = copy.deepcopy(model.config)
+    config.float64_rounding = "none"
+    with torch.device("meta"):
+        other = config.build()
+    other.load_state_dict(model.state_dict(), assign=True)
+    return other
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float64_logits_and_losses_of_transformers_as_it_is(case: str, tmp_path: Path) -> None:
+    ours, theirs = pair(case, tmp_path, torch.float64)
+    input_ids, labels = tokens(), tokens().roll(-1, 1)
+    expected = theirs(input_ids, use_cache=False)
+    assert (ours(input_ids).logits - expected.logits).abs().max() < 1e-9
+    output = ours(input_ids, labels_BT=labels, loss_fn=sum_cross_entropy)
+    loss = F.cross_entropy(expected.logits[0], labels[0], reduction="sum").item()
+    assert output.loss_sum.item() == pytest.approx(loss, abs=1e-9)
+    if ours.balance_coefficient:
+        assert output.aux_loss_sum.item() == pytest.approx(0.01 * expected.aux_loss.item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_float64_logits_losses_and_gradients(case: str, tmp_path: Path) -> None:
     ours, theirs = pair(case, tmp_path, torch.float64)
+    ours = unrounded(ours)
     input_ids, labels = tokens(), tokens().roll(-1, 1)
     logits = ours(input_ids).logits
     with widened(theirs):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hyper_parallel.models.common.documents import DocumentGroups
 from hyper_parallel.models.common.linear import Linear
-from hyper_parallel.models.common.norm import RMSNorm
+from hyper_parallel.models.common.norm import Float64Rounding, RMSNorm
 from hyper_parallel.models.common.rope import RopeTables, apply_rope
 from hyper_parallel.protocols.module import Module
 
@@ -39,6 +39,8 @@ class Attention(Module):
         """Biases in all four projections."""
         norm_eps: float = 1e-6
         """Guard of the norms of q and k."""
+        float64_rounding: Float64Rounding = "none"
+        """See Decoder.Config."""
         init_std: float = 0.02
         """Standard deviation of the first weights."""
 
@@ -57,8 +59,8 @@ class Attention(Module):
         self.k_proj = linear(config.hidden_size, config.num_kv_heads * config.head_dim)
         self.v_proj = linear(config.hidden_size, config.num_kv_heads * config.head_dim)
         self.o_proj = linear(config.num_heads * config.head_dim, config.hidden_size)
-        self.q_norm = RMSNorm.Config(size=config.head_dim, eps=config.norm_eps).build()
-        self.k_norm = RMSNorm.Config(size=config.head_dim, eps=config.norm_eps).build()
+        norm = RMSNorm.Config(size=config.head_dim, eps=config.norm_eps, float64_rounding=config.float64_rounding)
+        self.q_norm, self.k_norm = norm.build(), norm.build()
 
     def forward(self, x_BTC: torch.Tensor, rope: RopeTables, documents: DocumentGroups) -> torch.Tensor:
         heads = (*x_BTC.shape[:2], -1, self.head_dim)

@@ -17,7 +17,7 @@ from hyper_parallel.models.common.embedding import Embedding, TiedHead
 from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.linear import Linear
 from hyper_parallel.models.common.moe import MoE, RouterStats, load_balancing_loss
-from hyper_parallel.models.common.norm import RMSNorm
+from hyper_parallel.models.common.norm import Float64Rounding, RMSNorm
 from hyper_parallel.models.common.rope import RopeParameters, RopeTables, rope_tables
 from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
 from hyper_parallel.protocols.module import Module
@@ -36,13 +36,16 @@ class Block(Module):
         """What follows it."""
         norm_eps: float = 1e-6
         """Guard of both norms."""
+        float64_rounding: Float64Rounding = "none"
+        """See Decoder.Config."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         size = config.attention.hidden_size
-        self.input_layernorm = RMSNorm.Config(size=size, eps=config.norm_eps).build()
+        norm = RMSNorm.Config(size=size, eps=config.norm_eps, float64_rounding=config.float64_rounding)
+        self.input_layernorm = norm.build()
         self.self_attn = config.attention.build()
-        self.post_attention_layernorm = RMSNorm.Config(size=size, eps=config.norm_eps).build()
+        self.post_attention_layernorm = norm.build()
         self.mlp = config.mlp.build()
 
     def forward(
@@ -87,6 +90,9 @@ class Decoder(BaseModel):
         """Use the embedding as the output matrix."""
         initializer_range: float = 0.02
         """Standard deviation of the first weights of every matrix."""
+        float64_rounding: Float64Rounding = "none"
+        """none: a float64 model rounds nothing, so that two ways to train it can be compared. transformers: it rounds
+        norms and router probabilities to float32, as transformers does in every type. Other types are not touched."""
 
         @property
         def kv_heads(self) -> int:
@@ -146,9 +152,11 @@ class Decoder(BaseModel):
                     bias=self.attention_bias,
                     norm_eps=self.rms_norm_eps,
                     init_std=self.initializer_range,
+                    float64_rounding=self.float64_rounding,
                 ),
                 mlp=self.mlp(layer),
                 norm_eps=self.rms_norm_eps,
+                float64_rounding=self.float64_rounding,
             )
 
         def mlp(self, layer: int) -> FeedForward.Config | MoE.Config:
@@ -172,7 +180,9 @@ class Decoder(BaseModel):
             vocab_size=config.vocab_size, hidden_size=config.hidden_size, init_std=std
         ).build()
         self.layers = nn.ModuleList(config.block(layer).build() for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm.Config(size=config.hidden_size, eps=config.rms_norm_eps).build()
+        self.norm = RMSNorm.Config(
+            size=config.hidden_size, eps=config.rms_norm_eps, float64_rounding=config.float64_rounding
+        ).build()
         if not config.tie_word_embeddings:
             self.lm_head = Linear.Config(
                 in_features=config.hidden_size, out_features=config.vocab_size, init_std=std

@@ -70,7 +70,7 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
             f"model_type is {content.get('model_type')!r}, not {family.name}",
             f"give --model_spec {content.get('model_type')}:{folder} if that is a family here",
         )
-    own = {f.name for f in dataclasses.fields(family.config)}
+    own = {f.name for f in dataclasses.fields(family.config)} - {"float64_rounding"}
     faults: list[Fault] = []
     values: dict[str, Any] = {}
     rope = {name: content.pop(name) for name in ("rope_theta", "rope_scaling", "rope_parameters") if name in content}
@@ -106,6 +106,7 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
 def hf_config(config: Decoder.Config, family: Family, dtype: str) -> dict[str, Any]:
     """The content of config.json for a model of `config` whose weights are saved in `dtype`."""
     content = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    del content["float64_rounding"]  # ours alone
     content["num_key_value_heads"], content["head_dim"] = config.kv_heads, config.head_size
     rope = content.pop("rope_parameters")
     content["rope_parameters"] = {

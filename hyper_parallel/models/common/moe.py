@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from hyper_parallel.models.common.grouped_linear import grouped_linear, preferred_row_multiple
+from hyper_parallel.models.common.norm import Float64Rounding
 from hyper_parallel.protocols.initializer import Normal
 from hyper_parallel.protocols.module import Module
 
@@ -52,18 +53,21 @@ class Router(Module):
         """Scale the chosen probabilities to a sum of 1."""
         init_std: float = 0.02
         """Standard deviation of the first weights."""
+        float64_rounding: Float64Rounding = "none"
+        """See Decoder.Config."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.top_k = config.top_k
         self.normalize = config.normalize
+        self.rounds_float64 = config.float64_rounding == "transformers"
         self.add_parameter(
             "weight", config.num_experts, config.hidden_size, role="router", init=Normal(config.init_std)
         )
 
     def forward(self, x_NC: torch.Tensor) -> Routing:
         logits_NE = F.linear(x_NC, self.weight)
-        wide = torch.promote_types(logits_NE.dtype, torch.float32)
+        wide = torch.float32 if self.rounds_float64 else torch.promote_types(logits_NE.dtype, torch.float32)
         probability_NE = logits_NE.softmax(-1, dtype=wide)
         weights_NK, experts_NK = probability_NE.topk(self.top_k, dim=-1)
         if self.normalize:
@@ -144,6 +148,8 @@ class MoE(Module):
         """Hand out what the load-balancing loss is computed from."""
         init_std: float = 0.02
         """Standard deviation of the first weights."""
+        float64_rounding: Float64Rounding = "none"
+        """See Decoder.Config."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -155,6 +161,7 @@ class MoE(Module):
             top_k=config.top_k,
             normalize=config.norm_topk_prob,
             init_std=config.init_std,
+            float64_rounding=config.float64_rounding,
         ).build()
         self.experts = Experts.Config(
             hidden_size=config.hidden_size,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from hyper_parallel.protocols.initializer import Constant
 from hyper_parallel.protocols.module import Module
+
+Float64Rounding = Literal["none", "transformers"]
+"""What a float64 model rounds to float32: nothing, or what transformers rounds in every type."""
 
 
 class RMSNorm(Module):
@@ -23,13 +26,20 @@ class RMSNorm(Module):
         """Size of the last dim."""
         eps: float = 1e-6
         """Added to the mean square."""
+        float64_rounding: Float64Rounding = "none"
+        """See Decoder.Config."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.eps = config.eps
+        self.rounds_float64 = config.float64_rounding == "transformers"
         self.add_parameter("weight", config.size, role="norm", init=Constant(1.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rounds_float64 and x.dtype == torch.float64:
+            narrow = x.float()
+            unit = narrow * torch.rsqrt(narrow.pow(2).mean(-1, keepdim=True) + self.eps)
+            return self.weight * unit.double()
         return rms_norm(x, self.weight, self.eps)
 
 

@@ -73,6 +73,7 @@ class Qwen3MoeModel(Decoder):
                 norm_topk_prob=self.norm_topk_prob,
                 balance=self.router_aux_loss_coef > 0,
                 init_std=self.initializer_range,
+                float64_rounding=self.float64_rounding,
             )
 
     def __init__(self, config: Config) -> None:
