@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from hyper_parallel.platform.environment import prepare_environment
+
+LAST_WORD_SECONDS = 10
+"""How long a rank that failed without a word leaves the one that speaks for it to do so."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,10 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def leave(code: int) -> None:
-    """Ends this process with `code`. A failed rank goes at once: the others may wait in a collective for good, and
-    gloo aborts an interpreter that ends with its group open."""
+    """Ends this process with `code`. A failed rank goes without cleaning up: the others may wait in a collective for
+    good, and gloo aborts an interpreter that ends with its group open."""
+    from hyper_parallel.config import manager
+
     if code == 0:
         sys.exit(0)
+    if not manager.speaks():
+        # Launchers end every rank when the first one ends, which would silence the one that says why.
+        time.sleep(LAST_WORD_SECONDS)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*argv: str, cwd: Path, ranks: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}") if ranks > 1 else ()
     return subprocess.run(
-        [sys.executable, "-m", "hyper_parallel.train", *argv],
+        [sys.executable, *launcher, "-m", "hyper_parallel.train", *argv],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
@@ -69,6 +71,21 @@ def test_batch_sizes_that_do_not_divide_name_both_fields(tmp_path, capsys, monke
 def test_other_ranks_of_a_node_leave_with_the_same_code_in_silence(tmp_path):
     done = run(cwd=tmp_path, LOCAL_RANK="1", RANK="1")
     assert (done.returncode, done.stderr) == (2, "")
+
+
+def late_on_rank_0() -> None:
+    """A recipe that is none, and on rank 0 takes its time to say so."""
+    if os.environ["RANK"] == "0":
+        time.sleep(2)
+
+
+def test_the_rank_that_says_why_is_not_ended_before_it_has(tmp_path):
+    """The launcher ends all ranks as soon as one of them ends."""
+    done = run("--recipe", "tests.test_train.late_on_rank_0", cwd=tmp_path, ranks=2, OMP_NUM_THREADS="1")
+    assert done.returncode != 0
+    fault = "recipe: tests.test_train.late_on_rank_0 returned NoneType; return a TrainerConfig from it\n"
+    assert done.stderr.count(fault) == 1, done.stderr
+    assert os.listdir(tmp_path) == []
 
 
 def test_help(tmp_path):
