@@ -7,6 +7,7 @@ import pickle
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,16 +130,13 @@ class CheckpointManager(Configurable):
         start = time.perf_counter()
         folder = storage.step_folder(self._root, step)
         state = self._state()
-        entries = storage.saved_entries(folder)
+        with _explained(folder):
+            entries = storage.saved_entries(folder)
         if f"rng.{rank()}" not in entries:
             del state["rng"]
         _refuse_another_model(folder, entries, state)
-        try:
+        with _explained(folder):
             storage.read(folder, state)
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"{folder} cannot be read: {error}; remove it, or set checkpoint.load_step to another complete step"
-            ) from error
         self._optimizers.load_state_dict(state["optimizer"])
         singles = pickle.loads(state["run"])
         for name, owner in self._singles.items():
@@ -170,6 +168,12 @@ class CheckpointManager(Configurable):
                     f"checkpoint.load_step: {storage.step_folder(self._root, wanted)} is not complete: {reason}; "
                     f"complete steps are {complete or 'none'}"
                 )
+            if later := [step for step in complete if step > wanted]:
+                logger.warning(
+                    "checkpoint: steps %s stay and are later than checkpoint.load_step %d: without it, a start would "
+                    "go on from step %d; remove them to go on from what this run saves",
+                    later, wanted, later[-1],
+                )  # fmt: skip
             return wanted
         newest = complete[-1] if complete else None
         for name, (step, reason) in found.items():
@@ -187,6 +191,17 @@ class CheckpointManager(Configurable):
                 storage.remove(storage.step_folder(self._root, step))
             except OSError as error:  # the new checkpoint is safe; this costs space only
                 logger.warning("checkpoint: step %d could not be removed: %s", step, error)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Adds to the error of a checkpoint that cannot be read which one it is, and the way out."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder} cannot be read: {error}; remove it, or set checkpoint.load_step to another complete step"
+        ) from error
 
 
 def _model_tensors(model_parts: list[nn.Module]) -> dict[str, torch.Tensor]:

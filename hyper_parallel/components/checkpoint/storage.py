@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import warnings
@@ -27,6 +28,9 @@ from hyper_parallel.distributed.process_group import rank
 MARKER = "complete.json"
 ResultT = TypeVar("ResultT")
 
+UNPICKLING_ERRORS = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, KeyError, ValueError)
+"""What damaged bytes make of `pickle.load`, by its documentation and by trial."""
+
 
 class CheckpointError(RunError):
     """A checkpoint could not be saved or loaded. Says which, why, and what is left."""
@@ -40,12 +44,12 @@ def step_folder(root: Path, step: int) -> Path:
 def incompleteness(folder: Path) -> str | None:
     """Why `folder` is not a complete checkpoint, or None if it is one."""
     try:
-        marker = json.loads((folder / MARKER).read_text())
+        files = json.loads((folder / MARKER).read_bytes())["files"].items()
     except FileNotFoundError:
         return f"it has no {MARKER}, so its save did not finish"
-    except json.JSONDecodeError:
+    except (ValueError, TypeError, KeyError, AttributeError):  # no JSON, or of another shape
         return f"its {MARKER} is damaged"
-    for name, size_bytes in marker["files"].items():
+    for name, size_bytes in files:
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
@@ -101,10 +105,20 @@ def write(root: Path, step: int, state: dict[str, Any]) -> int:
 
 
 def saved_entries(folder: Path) -> dict[str, Any]:
-    """Name -> metadata (`size` and `properties.dtype` of tensors) of every entry of a checkpoint."""
+    """Name -> metadata (`size` and `properties.dtype` of tensors) of every entry of a checkpoint.
+
+    Raises:
+        CheckpointError: on every rank, if it cannot be read.
+    """
     import torch.distributed.checkpoint as dcp
 
-    return together(lambda: dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
+    def entries() -> dict[str, Any]:
+        try:
+            return dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        except UNPICKLING_ERRORS as error:
+            raise CheckpointError(f"{type(error).__name__}: {error}") from error
+
+    return together(entries)
 
 
 def read(folder: Path, state: dict[str, Any]) -> None:

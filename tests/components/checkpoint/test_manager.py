@@ -137,7 +137,7 @@ def test_fresh_run_starts_at_0(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # looking leaves nothing behind
 
 
-def test_load_step_goes_back(tmp_path: Path) -> None:
+def test_load_step_goes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(tmp_path)
     for step in (2, 4):
         run.train_state.value = step
@@ -146,6 +146,7 @@ def test_load_step_goes_back(tmp_path: Path) -> None:
     assert back.manager.load() == 2
     assert back.train_state.value == 2
     assert (run.manager.last_complete_step, back.manager.last_complete_step) == (4, 2)
+    assert "checkpoint: steps [4] stay and are later than checkpoint.load_step 2: without it" in caplog.text
     with pytest.raises(CheckpointError, match=r"step-3 is not complete: there is no such folder; .* \[2, 4\]"):
         Run(tmp_path, load_step=3).manager.load()
 
@@ -222,7 +223,10 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     [
         (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
         (lambda folder: (folder / ".metadata").write_bytes(b"x"), r".metadata has 1 bytes, \d+ were written"),
-        (lambda folder: (folder / "complete.json").write_text("{"), "its complete.json is damaged"),
+        *(
+            (lambda folder, text=text: (folder / "complete.json").write_bytes(text), "its complete.json is damaged")
+            for text in (b"", b"{", b"[1]", b"{}", b'{"files": []}', b"\xff\xfe")
+        ),
     ],
 )
 def test_a_damaged_step_is_left_out(
@@ -236,6 +240,30 @@ def test_a_damaged_step_is_left_out(
         assert Run(tmp_path).manager.load() == 2
     with pytest.raises(CheckpointError, match=message):
         Run(tmp_path, load_step=4).manager.load()
+
+
+def _load_damaged(folder: str, file: str) -> str:
+    run = Run(folder)
+    run.manager.save(2)
+    if run.dims.dp_rank == 0:
+        damaged = run.manager._root / "step-2" / file
+        damaged.write_bytes(b"\xff" * damaged.stat().st_size)
+    if dist.is_initialized():
+        dist.barrier()
+    with pytest.raises(CheckpointError) as error:
+        Run(folder).manager.load()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
+def test_a_file_that_is_damaged_in_its_full_length_is_no_traceback(file: str, nproc: int, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    messages = [_load_damaged(folder, file)] if nproc == 1 else run_world(nproc, _load_damaged, folder, file)
+    for message in messages:
+        assert message.startswith(f"{tmp_path}/checkpoint/step-2 cannot be read: ") and "UnpicklingError" in message
+        assert message.endswith("; remove it, or set checkpoint.load_step to another complete step")
+
 
 
 # Another model
