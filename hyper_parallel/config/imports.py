@@ -46,7 +46,7 @@ def _longest_module(segments: list[str], path: str) -> tuple[Any, int]:
                 ) from error
             fact = f"importing {name} needs the module {error.name!r}, which is not installed"
             raise ConfigError.one(path, fact, f"install {error.name}") from error
-        except Exception as error:  # a module of the user's may fail in any way while it is imported
+        except (Exception, SystemExit) as error:  # a module of the user's may fail in any way, scripts exit
             raise ConfigError.one(
                 path, f"importing {name} raised {type(error).__name__}: {error}", f"mend {name}"
             ) from error

@@ -160,7 +160,7 @@ def _open_recipe(root: type[Any], dotted: str) -> Any:
         tree = recipe()
     except ConfigError:
         raise
-    except Exception as error:  # a recipe is the user's code, and its error is a fault of the configuration
+    except (Exception, SystemExit) as error:  # a recipe is the user's code
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError.one(
             "recipe", f"{dotted} raised {type(error).__name__}: {error}", f"see {at.filename}:{at.lineno}"

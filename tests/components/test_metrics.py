@@ -20,6 +20,7 @@ from hyper_parallel.components.metrics import (
     TensorBoard,
     WandB,
 )
+from hyper_parallel.config.errors import RunError
 
 COLUMNS = [
     "step",
@@ -65,7 +66,9 @@ def test_numbers_that_are_not_finite_or_not_known_are_null(tmp_path: Path) -> No
     assert line["loss"] is line["grad_norm"] is line["memory_bytes"] is None
 
 
-@pytest.mark.parametrize("tail", ["", '{"step": 5, "lo', '{"step": 5, "loss": 1.0}', "\x00\x00\n", "[]\n"])
+@pytest.mark.parametrize(
+    "tail", ["", '{"step": 5, "lo', '{"step": 5, "loss": 1.0}', "\x00\x00\n", "[]\n", '{"step": "5"}\n']
+)
 def test_after_a_resume_each_step_stands_once(tmp_path: Path, tail: str) -> None:
     metrics = processor(tmp_path, JsonLines.Config())
     metrics.on_resume(0)
@@ -233,6 +236,19 @@ def test_wandb_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert inits[0]["id"] == inits[1]["id"] != inits[2]["id"]
     assert (inits[0]["project"], inits[0]["mode"], inits[0]["resume"]) == ("p", "offline", "allow")
     assert logged[1]["step"] == 2 and logged[1]["train/loss"] == 1 / 3
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    metrics = processor(tmp_path, JsonLines.Config())
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be written: Is a directory; remove it, or "):
+        metrics.on_resume(0)
+
+
+@pytest.mark.parametrize("name", ["", "config.yaml", "./config.json", "checkpoint/"])
+def test_a_name_that_is_none_or_that_of_another_file_is_refused(name: str) -> None:
+    (fault,) = JsonLines.Config(filename=name).faults()
+    assert str(fault) == f"filename: {name!r} is no name for lines of JSON; give one that ends in .jsonl"
 
 
 @pytest.mark.parametrize("config", [ConsoleLog.Config(interval_steps=0), ProgressBar.Config(interval_steps=0)])

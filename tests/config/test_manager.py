@@ -143,6 +143,8 @@ def test_a_recipe_that_raises_says_where():
     (fault,) = faults_of(RECIPE + "raises")
     assert fault.startswith("recipe: tests.config.trees.raises raised ValueError: no\nluck; see ")
     assert "trees.py:" in fault
+    (fault,) = faults_of(RECIPE + "exits")
+    assert fault.startswith("recipe: tests.config.trees.exits raised SystemExit: 3; see ")
     (fault,) = faults_of(RECIPE + "needs_argument")
     assert "needs_argument raised TypeError: needs_argument() missing 1 required positional argument: 'size'" in fault
 

@@ -127,6 +127,10 @@ def raises() -> Trainer.Config:
     raise ValueError("no\nluck")
 
 
+def exits() -> Trainer.Config:
+    raise SystemExit(3)
+
+
 def refuses() -> Trainer.Config:
     raise ConfigError.one("a.b", "is wrong", "mend it")
 

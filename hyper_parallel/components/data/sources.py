@@ -55,6 +55,10 @@ def _text_of(line: bytes, text_field: str, where: str) -> str:
         raise ConfigError.one(
             "dataloader.path", f"{where} is not JSON ({error.msg} at column {error.colno})", "mend or remove the line"
         ) from error
+    except (ValueError, RecursionError) as error:  # numbers of too many digits, lists in too many lists
+        raise ConfigError.one(
+            "dataloader.path", f"{where} cannot be read ({error})", "mend or remove the line"
+        ) from error
     if not isinstance(record, dict):
         raise ConfigError.one(
             "dataloader.path", f"{where} is a JSON {type(record).__name__}, not an object", "write one object a line"

@@ -265,7 +265,6 @@ def test_a_file_that_is_damaged_in_its_full_length_is_no_traceback(file: str, np
         assert message.endswith("; remove it, or set checkpoint.load_step to another complete step")
 
 
-
 # Another model
 
 

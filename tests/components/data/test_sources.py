@@ -65,6 +65,15 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     assert message_of(path) == message.replace("{at}", f"{path}:3")
 
 
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"text": ' + b"1" * 5000 + b"}"], ids=["deep", "digits"])
+def test_a_line_beyond_what_python_reads_is_named(tmp_path, line):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(line)
+    message = message_of(path)
+    assert message.startswith(f"dataloader.path: {path}:1 cannot be read (")
+    assert message.endswith("; mend or remove the line")
+
+
 def test_a_text_file_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes("Ärger".encode("latin-1"))
