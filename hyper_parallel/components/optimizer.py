@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -125,14 +126,16 @@ class AdamW(OptimizersContainer):
         """fused: one kernel for all parameters. foreach: one kernel per operation. for_loop: one per parameter."""
 
         def faults(self) -> Iterator[Fault]:
-            if not self.lr > 0:
-                yield Fault("lr", f"{self.lr} is not above 0", "give a positive learning rate, such as 3e-4")
+            if not 0 < self.lr < math.inf:
+                fact = "is not finite" if self.lr == math.inf else "is not above 0"
+                yield Fault("lr", f"{self.lr} {fact}", "give a positive learning rate, such as 3e-4")
             if not all(0 <= beta < 1 for beta in self.betas):
                 yield Fault("betas", f"{self.betas} is not within [0, 1)", "give two numbers such as (0.9, 0.95)")
             if not self.eps > 0:
                 yield Fault("eps", f"{self.eps} is not above 0", "give a small positive number, such as 1e-8")
-            if not self.weight_decay >= 0:
-                yield Fault("weight_decay", f"{self.weight_decay} is below 0", "give 0 (no decay) or more")
+            if not 0 <= self.weight_decay < math.inf:
+                fact = "is not finite" if self.weight_decay == math.inf else "is below 0"
+                yield Fault("weight_decay", f"{self.weight_decay} {fact}", "give 0 (no decay) or more")
 
     def __init__(self, config: Config, *, model_parts: Sequence[nn.Module], **_for_targets: Any) -> None:
         """Builds one optimizer for each model part; other runtime arguments are for plain optimizers.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyper_parallel.assets import TOKENIZER_FOLDER
 from hyper_parallel.config.configurable import Configurable
-from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
+
+_REMEDY = "give a folder with a tokenizer.json, as transformers' save_pretrained() writes it"
 
 
 class BaseTokenizer(Configurable, ABC):
@@ -49,6 +51,10 @@ class HuggingFaceTokenizer(BaseTokenizer):
     class Config(Configurable.Config):
         path: str | None = None
         """Folder with a tokenizer's files. None: `hf_assets_path`, and without that the tokenizer in the package."""
+
+        def faults(self) -> Iterator[Fault]:
+            if self.path is not None:
+                yield from folder_faults(Path(self.path), "path")
 
     def __init__(self, config: Config, *, hf_assets_path: str | None = None) -> None:
         """Loads the tokenizer from `config.path`, else `hf_assets_path`, else the package.
@@ -90,17 +96,21 @@ class HuggingFaceTokenizer(BaseTokenizer):
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)  # type: ignore[return-value]
 
 
-def _load(folder: Path, given_by: str) -> PreTrainedTokenizerFast:
-    remedy = "give a folder with a tokenizer.json, as transformers' save_pretrained() writes it"
+def folder_faults(folder: Path, given_by: str) -> Iterator[Fault]:
+    """Why no tokenizer can be in `folder`, at the path `given_by`."""
     if not folder.is_dir():
-        raise ConfigError.one(given_by, f"{folder} is {'not a folder' if folder.exists() else 'missing'}", remedy)
-    if not (folder / "tokenizer.json").is_file():
+        yield Fault(given_by, f"{folder} is {'not a folder' if folder.exists() else 'missing'}", _REMEDY)
+    elif not (folder / "tokenizer.json").is_file():
         # AutoTokenizer would make an empty tokenizer out of a folder with a model's config.json alone.
-        raise ConfigError.one(given_by, f"{folder} holds no tokenizer.json", remedy)
+        yield Fault(given_by, f"{folder} holds no tokenizer.json", _REMEDY)
+
+
+def _load(folder: Path, given_by: str) -> PreTrainedTokenizerFast:
+    raise_faults(folder_faults(folder, given_by))
 
     from transformers import PreTrainedTokenizerFast  # AutoTokenizer takes over a second longer to import
 
     try:
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError.one(given_by, f"the tokenizer in {folder} cannot be read ({error})", remedy) from error
+        raise ConfigError.one(given_by, f"the tokenizer in {folder} cannot be read ({error})", _REMEDY) from error

@@ -16,8 +16,16 @@ def at_least(node: ConfigNode, minimum: float, *names: str) -> Iterator[Fault]:
     """A fault for each named numeric field of `node` that is set below `minimum`."""
     for name in names:
         value = getattr(node, name)
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:  # true of NaN as well
             yield Fault(name, f"{value} is below {minimum}", f"give {minimum} or more")
+
+
+def at_most(node: ConfigNode, maximum: float, *names: str) -> Iterator[Fault]:
+    """A fault for each named numeric field of `node` that is set above `maximum`."""
+    for name in names:
+        value = getattr(node, name)
+        if value is not None and not value <= maximum:
+            yield Fault(name, f"{value} is above {maximum}", f"give {maximum} or less")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,7 +63,8 @@ class TrainingConfig(ConfigNode):
     def faults(self) -> Iterator[Fault]:
         yield from at_least(self, 1, "steps", "epochs", "seq_len", "global_batch_size", "micro_batch_size")
         yield from at_least(self, 0, "seed", "gc_steps", "empty_cache_steps")
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+        yield from at_most(self, 2**63 - 1, "seed")  # what random generators take
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             yield Fault("max_grad_norm", f"{self.max_grad_norm} is not above 0", "give a positive norm, or None")
         if self.steps is not None and self.epochs is not None:
             yield Fault("epochs", f"{self.epochs} is given beside steps {self.steps}", "set one of the two")
@@ -123,6 +132,7 @@ class CommConfig(ConfigNode):
 
     def faults(self) -> Iterator[Fault]:
         yield from at_least(self, 1, "timeout_seconds")
+        yield from at_most(self, 2**31 - 1, "timeout_seconds")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
@@ -13,7 +14,7 @@ from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
 from hyper_parallel.components.metrics import MetricsProcessor
 from hyper_parallel.components.optimizer import AdamW, OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
-from hyper_parallel.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
+from hyper_parallel.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer, folder_faults
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.configurable import Buildable, Configurable, setting, slot
 from hyper_parallel.config.errors import ConfigError, Fault
@@ -98,15 +99,19 @@ class TrainerConfig(Configurable.Config):
     def cross_faults(self, world_size: int) -> Iterator[Fault]:
         """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
         yield from _model_faults(self)
-        try:
-            degrees = resolve_degrees(self.parallelism, world_size)
-        except ConfigError as error:
-            yield from error.faults
-        else:
-            yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
-        if self.training.steps is not None:
+        yield from _tokenizer_faults(self)
+        # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
+        if self.parallelism.dp_replicate >= 1 and (self.parallelism.dp_shard >= 1 or self.parallelism.dp_shard == -1):
+            try:
+                degrees = resolve_degrees(self.parallelism, world_size)
+            except ConfigError as error:
+                yield from error.faults
+            else:
+                yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
+        if self.training.steps is not None and self.training.steps >= 1:
             yield from schedule_faults(self, self.training.steps)
         yield from _validation_faults(self)
+        yield from _profiler_faults(self, world_size)
 
 
 def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
@@ -124,6 +129,20 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
             copy.deepcopy(spec.model).update_from_config(config)
         except ConfigError as error:
             yield from error.faults
+
+
+def _tokenizer_faults(config: TrainerConfig) -> Iterator[Fault]:
+    tokenizer, folder = config.tokenizer, config.hf_assets_path
+    if isinstance(tokenizer, HuggingFaceTokenizer.Config) and tokenizer.path is None and folder is not None:
+        yield from folder_faults(Path(folder), "hf_assets_path")
+
+
+def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
+    if isinstance(config.profiler, Profiler.Config) and config.profiler.enable:
+        beyond = [rank for rank in config.profiler.ranks if rank >= world_size]
+        if beyond:
+            fact = f"{', '.join(map(str, beyond))} are not among the ranks 0 to {world_size - 1}"
+            yield Fault("profiler.ranks", fact, "remove them")
 
 
 def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Fault]:
