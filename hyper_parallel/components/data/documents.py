@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hyper_parallel.components.tokenizer import BaseTokenizer
 
-_TEXTS_PER_BATCH = 1024
+_TEXTS_PER_BATCH = 64  # what the tokenizer makes beside token ids is a hundred bytes a token
 
 
 @dataclass(frozen=True, slots=True)
