@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import CommConfig
 from hyper_parallel.platform import get_platform
 
@@ -32,11 +33,18 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
 
     A process by itself needs no process group and gets none, unless `even_alone` (see `fsdp.fsdp_needed`): then it is
     the one rank of a group whose store lives in its memory, so that no address or port is taken.
+
+    Raises:
+        ConfigError: torch.distributed has no such backend.
     """
     global _joined_here
     if dist.is_initialized():
         return
     backend = get_platform().comm_backend(comm.backend)
+    known = dist.Backend.backend_list
+    if any(part.rpartition(":")[2] not in known for part in backend.split(",")):
+        choices = f"choose one of auto, {', '.join(known)}"
+        raise ConfigError.one("comm.backend", f"{comm.backend!r} is no backend of torch.distributed", choices)
     timeout = timedelta(seconds=comm.timeout_seconds)
     if launched_world_size() > 1:
         dist.init_process_group(backend, timeout=timeout)

@@ -206,8 +206,9 @@ class Platform:
         return torch.autocast(self.device_type, dtype=dtype)
 
     def compile_backend(self, default: str) -> str | None:
-        """`default` where torch.compile can use it on this device, else None."""
-        return default
+        """`default` where torch.compile knows it and can use it on this device, else None."""
+        known = callable(default) or default in torch.compiler.list_backends(exclude_tags=())
+        return default if known else None
 
     def mp_context(self) -> str | None:
         """How data workers must be started, "spawn" where a fork would break the device; None: any way."""

@@ -59,7 +59,7 @@ class NpuPlatform(AcceleratorPlatform):
 
     def compile_backend(self, default: str) -> str | None:
         # Inductor has no NPU code generator of its own.
-        return None if default == "inductor" else default
+        return None if default == "inductor" else super().compile_backend(default)
 
     def mp_context(self) -> str | None:
         return "spawn"

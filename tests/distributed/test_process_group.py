@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import CommConfig, ParallelismConfig
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import destroy_distributed, init_distributed, launched_world_size, rank
@@ -75,6 +76,14 @@ def test_one_process_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dist.is_initialized()
     assert (launched_world_size(), rank()) == (1, 0)
     destroy_distributed()  # nothing to leave
+
+
+def test_a_backend_that_torch_does_not_know_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^comm.backend: 'cpu:foo' is no backend of torch.distributed; choose .*gloo"
+    ):
+        init_distributed(CommConfig(backend="cpu:foo"), even_alone=True)
+    assert not dist.is_initialized()
 
 
 def test_one_process_alone_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

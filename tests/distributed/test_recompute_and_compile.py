@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from tests.distributed.tiny_decoder import TinyDecoder, sum_loss
@@ -51,6 +52,11 @@ def test_compiled_blocks_agree(ac: str) -> None:
     assert compiled_grads.keys() == grads.keys()
     for name, grad in grads.items():
         torch.testing.assert_close(compiled_grads[name], grad, rtol=0, atol=1e-12)
+
+
+def test_a_backend_that_torch_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^compile.backend: foo does not compile for .*; name a backend that does"):
+        _gradients(compile_backend="foo")
 
 
 def test_blocks_are_what_the_backend_compiles() -> None:
