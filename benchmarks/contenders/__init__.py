@@ -1,0 +1,1 @@
+"""Those who train: each module has `run(training, turn)`."""
