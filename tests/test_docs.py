@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hyper_parallel.config.schema import slot_table
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.trainer.runs import tiny_config, train
@@ -37,7 +39,7 @@ def test_a_component_as_documented(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "scaled", steps=1)
     config.loss = names["ScaledLoss"].Config(factor=2.0)
     plain = train(tiny_config(tmp_path / "plain", steps=1))
-    assert train(config)[0]["loss"] == 2.0 * plain[0]["loss"]
+    assert train(config)[0]["loss"] == pytest.approx(2.0 * plain[0]["loss"], abs=1e-12)
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

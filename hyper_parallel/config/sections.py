@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,14 @@ def at_least(node: ConfigNode, minimum: float, *names: str) -> Iterator[Fault]:
         value = getattr(node, name)
         if value is not None and not value >= minimum:  # true of NaN as well
             yield Fault(name, f"{value} is below {minimum}", f"give {minimum} or more")
+
+
+def above_zero(node: ConfigNode, *names: str) -> Iterator[Fault]:
+    """A fault for each named numeric field of `node` that is set to 0 or less, to infinity or to NaN."""
+    for name in names:
+        value = getattr(node, name)
+        if value is not None and not 0 < value < math.inf:
+            yield Fault(name, f"{value} is not above 0 and finite", "give a positive number")
 
 
 def at_most(node: ConfigNode, maximum: float, *names: str) -> Iterator[Fault]:

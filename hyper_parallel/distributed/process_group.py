@@ -17,8 +17,8 @@ _joined_here = False
 
 
 def launched_world_size() -> int:
-    """Number of ranks that were started: torchrun's WORLD_SIZE, 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Number of ranks: of the process group that stands, else torchrun's WORLD_SIZE, else 1."""
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:

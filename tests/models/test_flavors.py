@@ -242,3 +242,32 @@ def test_initial_weights_follow_their_declared_distribution_and_the_name() -> No
     wrapped.init_weights(3)
     inner = wrapped.layers[0]._checkpoint_wrapped_module.mlp.experts.down_proj
     assert torch.equal(inner, first), "a wrapper changed the initial values"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "faults"),
+    [
+        (
+            {"hidden_size": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": None},
+            ["num_attention_heads: 8 is above hidden_size 4, and head_dim is None; give fewer heads, or head_dim"],
+        ),
+        (
+            {"rms_norm_eps": 0.0, "initializer_range": -1.0},
+            [
+                "rms_norm_eps: 0.0 is not above 0 and finite; give a positive number",
+                "initializer_range: -1.0 is below 0; give 0 or more",
+            ],
+        ),
+        (
+            {"rope_parameters": {"rope_theta": float("nan"), "rope_type": "linear", "factor": 0.0}},
+            [
+                "rope_parameters.rope_theta: nan is not above 0 and finite; give a positive number",
+                "rope_parameters.factor: 0.0 is not above 0 and finite; give a positive number",
+            ],
+        ),
+    ],
+)
+def test_sizes_that_no_model_can_have_are_refused(sizes: dict[str, object], faults: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        qwen3.create_model_spec(**sizes)
+    assert str(error.value).splitlines() == [f"model_spec.{fault}" for fault in faults]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.config.errors import ConfigError, Fault
-from hyper_parallel.config.sections import at_least
+from hyper_parallel.config.sections import above_zero, at_least
 from hyper_parallel.models.common.attention import Attention
 from hyper_parallel.models.common.documents import DocumentGroups, document_groups, document_positions
 from hyper_parallel.models.common.embedding import Embedding, TiedHead
@@ -123,7 +123,15 @@ class Decoder(BaseModel):
                     f"{self.kv_heads} does not divide num_attention_heads {self.num_attention_heads}",
                     "give a divisor",
                 )
-            if self.num_attention_heads >= 1 and self.head_size % 2:
+            yield from above_zero(self, "rms_norm_eps")
+            yield from at_least(self, 0, "initializer_range")
+            if self.num_attention_heads >= 1 and self.hidden_size >= 1 and self.head_dim is None and not self.head_size:
+                yield Fault(
+                    "num_attention_heads",
+                    f"{self.num_attention_heads} is above hidden_size {self.hidden_size}, and head_dim is None",
+                    "give fewer heads, or head_dim",
+                )
+            elif self.num_attention_heads >= 1 and self.head_size % 2:
                 yield Fault("head_dim", f"{self.head_size} is odd", "rotary positions turn pairs: give an even size")
 
         def update_from_config(self, trainer_config: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from hyper_parallel.config.configurable import ConfigNode
 from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.sections import above_zero
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 ROPE_TYPES: tuple[str, ...] = get_args(RopeType)
@@ -50,6 +51,7 @@ class RopeParameters(ConfigNode):
         if self.rope_type not in ROPE_TYPES:
             yield Fault("rope_type", f"{self.rope_type!r} is not implemented", f"choose one of {', '.join(ROPE_TYPES)}")
             return
+        yield from above_zero(self, "rope_theta", "factor", "original_max_position_embeddings", "attention_factor")
         needed = {
             "linear": ("factor",),
             "dynamic": ("factor",),
