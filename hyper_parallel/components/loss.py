@@ -158,19 +158,25 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         loss_sum = torch.zeros((), dtype=wide, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if needs_weight else None
+        # The chunks share their memory: allocated anew, it would be cold, and on a CPU mapped page by page.
+        logits_CV = hidden_ND.new_empty(min(chunk_tokens, hidden_ND.shape[0]), weight_VD.shape[0])
+        log_p_CV = torch.empty_like(logits_CV, dtype=wide)
         for begin in range(0, hidden_ND.shape[0], chunk_tokens):
             chunk = slice(begin, begin + chunk_tokens)
             hidden_CD = hidden_ND[chunk]
+            logits_CV, log_p_CV = logits_CV[: hidden_CD.shape[0]], log_p_CV[: hidden_CD.shape[0]]
             valid_C1 = (labels_N[chunk] != IGNORE_INDEX).unsqueeze(1)
             targets_C1 = labels_N[chunk].unsqueeze(1).where(valid_C1, 0)
-            log_p_CV = F.log_softmax(hidden_CD @ weight_VD.T, dim=1, dtype=wide)
+            torch.mm(hidden_CD, weight_VD.T, out=logits_CV)
+            torch.log_softmax(logits_CV, dim=1, dtype=wide, out=log_p_CV)
             loss_sum -= log_p_CV.gather(1, targets_C1).where(valid_C1, 0).sum()
             if not (needs_hidden or needs_weight):
                 continue
             # d loss / d logits = softmax - one_hot, in the memory of the logarithms.
-            grad_CV = log_p_CV.exp_()
-            grad_CV.scatter_add_(1, targets_C1, grad_CV.new_full((), -1.0).expand_as(targets_C1))
-            grad_CV = grad_CV.masked_fill_(~valid_C1, 0).to(hidden_ND.dtype)
+            wide_grad_CV = log_p_CV.exp_()
+            wide_grad_CV.scatter_add_(1, targets_C1, wide_grad_CV.new_full((), -1.0).expand_as(targets_C1))
+            wide_grad_CV.masked_fill_(~valid_C1, 0)
+            grad_CV = wide_grad_CV if wide == hidden_ND.dtype else logits_CV.copy_(wide_grad_CV)
             if grad_hidden_ND is not None:
                 torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[chunk])
             if grad_weight_VD is not None:
