@@ -25,7 +25,7 @@ def measure(folder: Path, *, quick: bool) -> Report:
     gates: list[Gate] = []
     for dtype in ("float32", "bfloat16"):
         training = Training(folder=str(folder / f"unpacked_{dtype}"), dtype=dtype, rows=8, row_tokens=256)
-        schedule = Schedule(rounds=1, steps=1, warmup_steps=1) if quick else Schedule()
+        schedule = Schedule(rounds=1, steps=1, warmup_steps=1) if quick else Schedule(steps=10)
         found = compare(training, (OURS, BARE_LOOP, TRANSFORMERS), schedule)
         bounds = ((BARE_LOOP, SHARE_OF_BARE_LOOP), (TRANSFORMERS, TIMES_TRANSFORMERS))
         gates += found.gates(f"unpacked, {dtype}", OURS, bounds)
