@@ -114,7 +114,7 @@ class AdamW(OptimizersContainer):
     class Config(OptimizersContainer.Config):
         """Settings of AdamW."""
 
-        lr: float = 3e-4
+        lr: float = 8e-4
         """Peak learning rate; lr_scheduler scales it by step."""
         betas: tuple[float, float] = (0.9, 0.95)
         """Decay of the running means of the gradient and of its square."""
