@@ -1,6 +1,6 @@
 """Trains the embedded tokenizer on the training split of the embedded corpus; the same bytes every time.
 
-    python -m hyper_parallel.assets.build_tokenizer [FOLDER]
+python -m hyper_parallel.assets.build_tokenizer [FOLDER]
 """
 
 from __future__ import annotations

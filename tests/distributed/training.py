@@ -62,8 +62,13 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build(
-    dims: ParallelDims, parallelism: ParallelismConfig, *, training: TrainingConfig, ac: str = "none",
-    compile_backend: str | None = None, **model: Any,
+    dims: ParallelDims,
+    parallelism: ParallelismConfig,
+    *,
+    training: TrainingConfig,
+    ac: str = "none",
+    compile_backend: str | None = None,
+    **model: Any,
 ) -> TinyDecoder:
     """The decoder, parallelised and with its initial values."""
     before = torch.get_default_dtype()
@@ -137,4 +142,3 @@ def assert_same(curve: Curve, reference: Curve, tolerance: float) -> None:
     assert curve.weights.keys() == reference.weights.keys()
     for name, weight in curve.weights.items():
         assert (weight - reference.weights[name]).abs().max() <= tolerance, name
-
