@@ -62,9 +62,9 @@ class Turn:
         if in_turn < 0 or of_turn:
             return
         self._connection.send(time.perf_counter() - self._begin)
-        if in_turn < self._schedule.rounds:
-            self._connection.recv()
-            self._begin = time.perf_counter()
+        # After the last turn too: what it does at its end must not fall into the turn of another.
+        self._connection.recv()
+        self._begin = time.perf_counter()
 
 
 @dataclass(slots=True)
@@ -103,6 +103,7 @@ def interleave(contenders: Sequence[Contender], work: Any, schedule: Schedule, l
                 lines[contender.name].connection.send("go")
                 results[contender.name].seconds.append(lines[contender.name].receive())
         for name, line in lines.items():
+            line.connection.send("end")
             results[name].peak_bytes = line.receive()
     return results
 
