@@ -24,7 +24,8 @@ class CpuPlatform(Platform):
 
     def memory(self) -> MemoryStats:
         # Not getrusage: its peak is carried over from the program that started this one.
-        return MemoryStats(allocated_bytes=_status_bytes("VmRSS"), max_allocated_bytes=_status_bytes("VmHWM"))
+        sizes = _status_bytes("VmRSS", "VmHWM")
+        return MemoryStats(allocated_bytes=sizes.get("VmRSS"), max_allocated_bytes=sizes.get("VmHWM"))
 
     def reset_peak_memory(self) -> None:
         # Where the system does not let a process do this, the peak is that of its whole life.
@@ -32,12 +33,11 @@ class CpuPlatform(Platform):
             _CLEAR_REFS.write_text("5")  # proc(5): resets the peak resident set size
 
 
-def _status_bytes(key: str) -> int | None:
+def _status_bytes(*keys: str) -> dict[str, int]:
+    """Those of `keys` that the system tells; read once, since each step asks."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:
-        return None
-    for line in lines:
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return None
+        return {}
+    named = (line.split(":", 1) for line in lines)
+    return {key: int(value.split()[0]) * 1024 for key, value in named if key in keys}
