@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import torch
-
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
+from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.platform import get_platform
 
 logger = logging.getLogger(__name__)
@@ -62,8 +61,7 @@ class Profiler(Configurable):
     def __init__(self, config: Config, *, dump_folder: str) -> None:
         self.config = config
         self.folder = Path(dump_folder) / "profile"
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        self._is_tracing = config.enable and (not config.ranks or rank in config.ranks)
+        self._is_tracing = config.enable and (not config.ranks or rank() in config.ranks)
         self._steps = 0
         self._running = ExitStack()
 
