@@ -21,9 +21,12 @@ class Fault:
     """What is wrong, with the value."""
     remedy: str
     """What to write instead."""
+    place: str = ""
+    """File and line of the value, as ``run.yaml:12``, where it stands in a file."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.fact}; {self.remedy}"
+        place = f" ({self.place})" if self.place else ""
+        return f"{self.path}: {self.fact}{place}; {self.remedy}"
 
 
 class ConfigError(Exception):

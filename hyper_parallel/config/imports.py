@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from types import ModuleType
 from typing import Any
 
 from hyper_parallel.config.errors import ConfigError, nearest
@@ -28,6 +29,21 @@ def import_object(dotted: str, path: str) -> Any:
             raise ConfigError.one(path, f"{'.'.join(segments[:i])} has no {segment!r}", remedy)
         found = getattr(found, segment)
     return found
+
+
+def import_family(name: str, path: str) -> ModuleType:
+    """The package of a model family, with its `create_model_spec`, `FAMILY` and `FLAVORS`.
+
+    Raises:
+        ConfigError: at `path`: there is no such family.
+    """
+    families = importlib.import_module("hyper_parallel.models").FAMILIES
+    if name not in families:
+        near = nearest(name, families)
+        choices = f"choose one of {', '.join(families)}"
+        remedy = f"did you mean {near!r}? {choices}" if near else choices
+        raise ConfigError.one(path, f"{name!r} is no model family", remedy)
+    return importlib.import_module(f"hyper_parallel.models.{name}")
 
 
 def _longest_module(segments: list[str], path: str) -> tuple[Any, int]:

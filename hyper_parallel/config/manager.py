@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -20,8 +19,8 @@ import yaml
 
 from hyper_parallel.config import overrides
 from hyper_parallel.config.configurable import ConfigNode, join, plain, target_path
-from hyper_parallel.config.errors import ConfigError, Fault, nearest, raise_faults
-from hyper_parallel.config.imports import import_object
+from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.imports import import_family, import_object
 from hyper_parallel.config.overrides import Override
 from hyper_parallel.config.schema import field_slot, field_types
 from hyper_parallel.config.target import UNSET, Target
@@ -69,8 +68,22 @@ def load(root: type[RootT], argv: Sequence[str], *, world_size: int, prog: str =
     if wants_help:
         _print_help(tree, prog)
     written = overrides.apply(tree, settable)
-    faults = [dataclasses.replace(fault, path=written.get(fault.path, fault.path)) for fault in check(tree, world_size)]
-    raise_faults(faults)
+    return finish(tree, world_size, written)
+
+
+def finish(tree: RootT, world_size: int, written: Mapping[str, str] | None = None) -> RootT:
+    """`tree`, checked and sealed: nothing can be changed in it any more. Sections are shared, so give a copy.
+
+    Args:
+        written: canonical path -> the name that the user wrote, for the faults.
+
+    Raises:
+        ConfigError: with every fault that was found.
+    """
+    written = written or {}
+    raise_faults(
+        dataclasses.replace(fault, path=written.get(fault.path, fault.path)) for fault in check(tree, world_size)
+    )
     tree.seal()
     return tree
 
@@ -138,12 +151,9 @@ def speaks() -> bool:
 def _open_model(root: type[Any], name: str) -> Any:
     """``FAMILY[:FLAVOR or :FOLDER]``, with everything else at its default."""
     family, colon, flavor = name.partition(":")
-    families = importlib.import_module("hyper_parallel.models").FAMILIES
-    if family not in families:
-        raise ConfigError.one("model_spec", f"{family!r} is no model family", _listed(family, families))
+    module = import_family(family, "model_spec")
     if colon and not flavor:
         raise ConfigError.one("model_spec", f"{name!r} ends without a flavor", f"write {family}, or {family}:FLAVOR")
-    module = importlib.import_module(f"hyper_parallel.models.{family}")
     tree = root()
     tree.model_spec = module.create_model_spec(flavor) if flavor else module.create_model_spec()
     if flavor not in module.FLAVORS and any(os.path.exists(os.path.join(flavor, file)) for file in _TOKENIZER_FILES):
@@ -271,12 +281,6 @@ def _slot_faults(tree: ConfigNode) -> Iterator[Fault]:
             for name in target.missing(slot.runtime):
                 where = join(join(path, f.name), name)
                 yield Fault(where, f"{target.target_path} needs it", f"write --{where} VALUE")
-
-
-def _listed(name: str, known: Sequence[str]) -> str:
-    near = nearest(name, known)
-    choices = f"choose one of {', '.join(known)}"
-    return f"did you mean {near!r}? {choices}" if near else choices
 
 
 def _write(path: str, text: str) -> None:
