@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from hyper_parallel.protocols.model import BaseModel
+
 
 class HFBlock(NamedTuple):
     """One tensor of a checkpoint and the block of a parameter that it fills."""
@@ -20,6 +22,9 @@ class HFBlock(NamedTuple):
 
 class StateDictAdapter(ABC):
     """Maps names and layouts. One table serves both directions, a tensor at a time, so no second copy is needed."""
+
+    def __init__(self, config: BaseModel.Config) -> None:
+        self.config = config
 
     @abstractmethod
     def hf_blocks(self, name: str, shape: Sequence[int]) -> list[HFBlock]:

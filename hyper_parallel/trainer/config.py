@@ -67,7 +67,7 @@ class TrainerConfig(Configurable.Config):
     """What is minimised: a sum over trained tokens."""
     checkpoint: Buildable[CheckpointManager] = slot(
         CheckpointManager.Config,
-        runtime="dump_folder model_parts optimizers lr_schedulers dataloader train_state",
+        runtime="dump_folder sd_adapter model_parts optimizers lr_schedulers dataloader train_state",
     )
     """Saves and resumes."""
     metrics: Buildable[MetricsProcessor] = slot(

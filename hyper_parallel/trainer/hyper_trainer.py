@@ -31,6 +31,7 @@ class HyperTrainer(BaseTrainer, Configurable):
         self.loss = phases.build_loss(config, self.model_parts)
         self.checkpointer = phases.build_checkpointer(  # 10
             config,
+            model_config=model_config,
             model_parts=self.model_parts,
             optimizers=self.optimizers,
             lr_schedulers=self.lr_schedulers,

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -201,13 +202,22 @@ def materialize(config: TrainerConfig, model_parts: list[BaseModel]) -> None:
         part.train()
     assert config.model_spec is not None
     logger.info(
-        "model %s:%s, %s parameters in %s, initial weights drawn from seed %d",
+        "model %s:%s, %s parameters in %s, initial weights drawn from seed %d%s",
         config.model_spec.name,
         config.model_spec.flavor,
         f"{sum(p.numel() for part in model_parts for p in part.parameters()):,}",
         config.training.dtype,
         config.training.seed,
+        _fate_of_drawn_weights(config.model_spec.flavor, getattr(config.checkpoint, "load_from", None)),
     )
+
+
+def _fate_of_drawn_weights(flavor: str, load_from: str | None) -> str:
+    if load_from is not None:
+        return ", to be replaced by those of a checkpoint or of checkpoint.load_from"
+    if Path(flavor).is_dir():
+        return f": {flavor} gave sizes alone, its weights are read with --checkpoint.load_from {flavor}"
+    return ""
 
 
 def build_optimizers(
@@ -244,15 +254,19 @@ def build_loss(config: TrainerConfig, model_parts: list[BaseModel]) -> BaseLoss:
 def build_checkpointer(
     config: TrainerConfig,
     *,
+    model_config: BaseModel.Config,
     model_parts: list[BaseModel],
     optimizers: OptimizersContainer,
     lr_schedulers: LRSchedulersContainer,
     dataloader: BaseDataLoader,
     train_state: TrainState,
 ) -> CheckpointManager:
-    """Step 10."""
+    """Step 10. The manager knows Hugging Face's names where the model's spec has an adapter."""
+    assert config.model_spec is not None
+    adapter = config.model_spec.state_dict_adapter
     return config.checkpoint.build(
         dump_folder=config.dump_folder,
+        sd_adapter=None if adapter is None else adapter(model_config),
         model_parts=model_parts,
         optimizers=optimizers,
         lr_schedulers=lr_schedulers,

@@ -23,6 +23,7 @@ from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.platform import get_platform
+from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class CheckpointManager(Configurable):
         config: Config,
         *,
         dump_folder: str,
+        sd_adapter: StateDictAdapter | None,
         model_parts: list[nn.Module],
         optimizers: Stateful,
         lr_schedulers: Stateful,
@@ -77,6 +79,7 @@ class CheckpointManager(Configurable):
     ) -> None:
         self._config = config
         self._root = Path(dump_folder) / config.folder
+        self._adapter = sd_adapter
         self._model_parts = model_parts
         self._optimizers = optimizers
         self._last_complete_step: int | None = None

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hyper_parallel.protocols.model import BaseModel
 from hyper_parallel.protocols.state_dict_adapter import HFBlock, StateDictAdapter
 
 
 class DecoderStateDictAdapter(StateDictAdapter):
     """Everything but the output matrix stands under ``model.``; the matrices of experts stand one by one."""
-
-    def __init__(self, config: BaseModel.Config) -> None:
-        self.config = config
 
     def hf_blocks(self, name: str, shape: Sequence[int]) -> list[HFBlock]:
         if name == "lm_head.weight":

@@ -52,6 +52,7 @@ class Run:
         self.lr_schedulers, self.dataloader, self.train_state = Counter(), Counter(), Counter()
         self.manager = CheckpointManager.Config(**config).build(
             dump_folder=str(dump_folder),
+            sd_adapter=None,
             model_parts=[self.model],
             optimizers=self.optimizers,
             lr_schedulers=self.lr_schedulers,

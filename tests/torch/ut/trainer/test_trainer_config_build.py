@@ -69,6 +69,11 @@ class Recorder:
         return self._product(**runtime)
 
 
+class FakeAdapter:
+    def __init__(self, config: BaseModel.Config) -> None:
+        self.config = config
+
+
 class FakeTokenizer:
     vocab_size = 5
 
@@ -87,7 +92,12 @@ def built() -> tuple[HyperTrainer, dict[str, dict[str, Any]], list[str]]:
     calls = FakeModel.calls = []
     model_config = FakeModel.Config()
     spec = ModelSpec(
-        name="fake", flavor="tiny", factory="nowhere.create", model=model_config, parallelize_fn=parallelize
+        name="fake",
+        flavor="tiny",
+        factory="nowhere.create",
+        model=model_config,
+        parallelize_fn=parallelize,
+        state_dict_adapter=FakeAdapter,
     )
     config = TrainerConfig(
         model_spec=spec,
@@ -149,8 +159,11 @@ def test_runtime_arguments(built: Any) -> None:
     assert trainer.optimizers.optimizers[0].param_groups[0]["params"] == [model.weight]
     assert calls["lr_scheduler"] == {"optimizers": trainer.optimizers, "training_steps": 9}
     assert calls["loss"] == {"vocab_size": 7}
+    adapter = calls["checkpoint"]["sd_adapter"]
+    assert type(adapter) is FakeAdapter and adapter.config is calls["update_from_config"]["config"]
     assert calls["checkpoint"] == {
         "dump_folder": "dump",
+        "sd_adapter": adapter,
         "model_parts": [model],
         "optimizers": trainer.optimizers,
         "lr_schedulers": "lr_schedulers",
