@@ -231,7 +231,7 @@ def _open_yaml(root: type[Any], path: str, flags: Sequence[Override]) -> Opened:
     except ConfigError as error:
         faults += (dataclasses.replace(f, path=resolver.spelled(f.path, filled.written)) for f in error.faults)
     raise_faults(file.placed(faults))
-    return Opened(resolved.tree, flags, resolved.written | filled.written, file)
+    return Opened(resolved.tree, flags, resolver.YAML_NAMES | resolved.written | filled.written, file)
 
 
 def _is_legacy(content: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import logging
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Union
 
@@ -71,7 +71,7 @@ def resolve(raw: Mapping[str, Any], root: type[RootT]) -> Resolved[RootT]:
     if not isinstance(raw, Mapping):
         raise ConfigError.one("$", f"expected groups, got {shown(raw)}", "write groups, as in `model:` and `training:`")
     groups = list(_groups(raw, root))
-    raise_faults(fault for name, f, value in groups for fault in _shape_faults(root, name, f, value))
+    raise_faults([*_repeated(groups), *(fault for group in groups for fault in _shape_faults(root, *group))])
     context = _Resolution()
     values: dict[str, Any] = {}
     faults: list[Fault] = []
@@ -142,6 +142,13 @@ def _groups(raw: Mapping[str, Any], root: type[ConfigNode]) -> Iterator[tuple[st
     fields = fields_by_name(root)
     for name, value in raw.items():
         yield str(name), fields.get(str(name)), value
+
+
+def _repeated(groups: Iterable[tuple[str, dataclasses.Field[Any] | None, Any]]) -> Iterator[Fault]:
+    first: dict[str, str] = {}
+    for name, f, _ in groups:
+        if f is not None and (earlier := first.setdefault(f.name, name)) != name:
+            yield Fault(name, f"{earlier} is the same group and is given too", "keep one of them")
 
 
 def fields_by_name(cls: type) -> dict[str, dataclasses.Field[Any]]:
@@ -374,7 +381,7 @@ def _article(kind: Any) -> str:
     if kind in (None, type(None)):
         return "nothing"
     name = kind.__qualname__ if isinstance(kind, type) else describe(kind)
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def _called(target: Callable[..., Any], arguments: Mapping[str, Any], path: str) -> Any:

@@ -116,7 +116,8 @@ def test_a_flavor_wins_over_a_folder_of_the_same_name(families, tmp_path, monkey
         (["--config_file"], "config_file: expected FILE.yaml, got nothing; write --config-file run.yaml"),
         (
             ["run.yaml", "--config-file", "other.yaml"],
-            f"command line: --config-file other.yaml and --config-file run.yaml are given; give exactly one of {EXAMPLES}",
+            "command line: --config-file other.yaml and --config-file run.yaml are given; "
+            f"give exactly one of {EXAMPLES}",
         ),
         (["--recipe", "good"], "recipe: 'good' is no dotted path; write package.module.name"),
         ([RECIPE + "goood"], "recipe: tests.config.trees has no 'goood'; did you mean 'good'?"),
