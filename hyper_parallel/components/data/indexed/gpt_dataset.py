@@ -117,7 +117,7 @@ class GPTDataset:
         self._members = []
         for dataset, folder, wanted in zip(datasets, folders, of_each, strict=True):
             count = len(dataset.sequence_lengths)
-            first, last = (int(round(bound * float(count))) for bound in bounds)
+            first, last = (round(bound * count) for bound in bounds)
             shape = {"seq_len": seq_len, "seed": seed, "num_samples": wanted, "drop_last": drop_last}
             plan = SamplePlan.of(dataset.sequence_lengths, first, last, **shape)
             _check_split(dataset, plan, split, split_name)

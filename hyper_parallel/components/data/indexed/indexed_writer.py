@@ -19,6 +19,29 @@ _CHUNK = 1 << 20  # entries of an index copied at a time
 _SECTIONS = {"tokens": None, "lengths": "<i4", "bounds": "<i8", "modes": "i1"}
 
 
+def partial_folder(prefix: str | Path) -> Path:
+    """Where the parts of a pair are while it is written."""
+    return Path(f"{prefix}.partial")
+
+
+def finished_folder(prefix: str | Path) -> Path:
+    """Where the whole pair is until its files have their final names."""
+    return Path(f"{prefix}.finished")
+
+
+def publish(prefix: str | Path) -> None:
+    """Gives the files of a finished pair their final names; what is done already, or not finished, stays as it is."""
+    folder, final = finished_folder(prefix), pair_paths(prefix)
+    if (folder / "tokens").exists():
+        # Between the two renames there is no index, so that nobody reads the new tokens with an older one.
+        final.idx.unlink(missing_ok=True)
+        (folder / "tokens").replace(final.bin)
+    if (folder / "idx").exists():
+        (folder / "idx").replace(final.idx)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
 class IndexedWriter:
     """Writes the pair ``PREFIX.bin``, ``PREFIX.idx``.
 
@@ -37,9 +60,10 @@ class IndexedWriter:
             ValueError: the format has no code for `dtype`.
         """
         self._code = dtype_code(dtype)
-        self._paths = pair_paths(prefix)
-        self._folder = Path(f"{prefix}.partial")
+        self._prefix = str(prefix)
+        self._folder = partial_folder(prefix)
         self.dtype = np.dtype(dtype).newbyteorder("<")
+        publish(prefix)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._counts = dict.fromkeys(_SECTIONS, 0) if state is None else dict(state)
         self._files = {name: self._open(name) for name in _SECTIONS}
@@ -100,6 +124,11 @@ class IndexedWriter:
         for start in range(1, len(dataset.document_bounds), _CHUNK):
             self._write("bounds", first + dataset.document_bounds[start : start + _CHUNK])
 
+    @property
+    def tokens(self) -> int:
+        """The number of tokens added so far."""
+        return self._counts["tokens"]
+
     def checkpoint(self) -> dict[str, int]:
         """Puts all that was added on the disk; returns the state that a new writer of the prefix goes on from."""
         for file in self._files.values():
@@ -111,19 +140,15 @@ class IndexedWriter:
         """Puts the pair under its final names, in the place of an older pair. Only now is there anything at all."""
         self.checkpoint()
         self._close()
-        index = self._folder / "idx"
-        with index.open("wb") as file:
-            header = HEADER.pack(MAGIC, VERSION, self._code, self._counts["lengths"], self._counts["bounds"] + 1)
-            file.write(header)
+        with (self._folder / "idx").open("wb") as file:
+            file.write(HEADER.pack(MAGIC, VERSION, self._code, self._counts["lengths"], self._counts["bounds"] + 1))
             for part in self._index_sections():
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        # Between the two renames there is no index, so that nobody reads the new tokens with the old one.
-        self._paths.idx.unlink(missing_ok=True)
-        (self._folder / "tokens").replace(self._paths.bin)
-        index.replace(self._paths.idx)
-        shutil.rmtree(self._folder)
+        # From here on the pair is whole: if publish() is killed between two steps, the next writer goes on with it.
+        self._folder.rename(finished_folder(self._prefix))
+        publish(self._prefix)
 
     def discard(self) -> None:
         """Removes all that was written; an older pair under the final names stays."""
