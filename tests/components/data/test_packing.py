@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from hyper_parallel.components.data.collate import collate
-from hyper_parallel.components.data.documents import tokenize
 from hyper_parallel.components.data.order import epoch_permutation
-from hyper_parallel.components.data.packing import IGNORE_INDEX, PACKINGS
-from tests.components.data.numbers import EOS, PAD, NumberTokenizer, counted_documents
+from hyper_parallel.components.data.packing import IGNORE_INDEX, ConcatPacking, PadPacking
+from tests.components.data.numbers import EOS, PAD, counted_documents, tokenized
+
+PACKINGS = {"concat": ConcatPacking, "pad": PadPacking}
 
 
 def pack(kind: str, documents: list[list[int]], seq_len: int, seed: int | None = None):
-    texts = [" ".join(map(str, ids)) for ids in documents]
-    return PACKINGS[kind](tokenize(texts, NumberTokenizer()), seq_len=seq_len, pad_id=PAD, seed=seed)
+    return PACKINGS[kind](tokenized(documents), seq_len=seq_len, pad_id=PAD, seed=seed)
 
 
 def batch_of(packing, *samples: int) -> dict:

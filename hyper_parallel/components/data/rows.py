@@ -1,0 +1,264 @@
+"""The rows that the settings of a dataloader ask for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hyper_parallel.assets import CORPUS_FILES
+from hyper_parallel.components.data.best_fit import BestFitPacking
+from hyper_parallel.components.data.documents import TokenizedDocuments
+from hyper_parallel.components.data.mixture import Mixture
+from hyper_parallel.components.data.packing import ConcatPacking, Packing, PadPacking
+from hyper_parallel.components.data.reading import read_documents
+from hyper_parallel.components.data.sources import IndexedSource, JsonLinesSource, Source, choose_source
+from hyper_parallel.components.data.sources.synthetic import DEFAULT_COUNT, synthetic_documents
+from hyper_parallel.components.data.steps import NumberedRows
+from hyper_parallel.components.data.stream import RowStream, StreamedRows, StreamSettings
+from hyper_parallel.components.data.transforms import PlainTextTransform, TokenIdsTransform, Transform
+from hyper_parallel.components.tokenizer import BaseTokenizer
+from hyper_parallel.config.configurable import Buildable
+from hyper_parallel.config.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from hyper_parallel.components.data.loader import TextDataLoader
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_WINDOW = 1024
+"""Documents of a stream that are shuffled together, when their number is not given."""
+
+
+class NamedDocuments(NamedTuple):
+    """The documents of one source."""
+
+    name: str
+    """The source, as log lines name it."""
+    documents: TokenizedDocuments
+
+
+def numbered_rows(
+    config: TextDataLoader.Config, tokenizer: BaseTokenizer, seq_len: int, seed: int, global_batch_size: int
+) -> tuple[NumberedRows, dict[str, Any]]:
+    """(rows of documents that are read now, what identifies the data).
+
+    Raises:
+        ConfigError: the data cannot be read, or gives fewer rows than one step takes.
+    """
+    data = [documents for _, documents in read_sources(config, tokenizer, seq_len, seed)]
+    packings = [make_packing(config, documents, tokenizer, seq_len, seed) for documents in data]
+    rows: NumberedRows = packings[0]
+    fingerprint: dict[str, Any] = {
+        "dataloader.path": f"{'synthetic' if config.source == 'synthetic' else 'text'} "
+        + " ".join(documents.texts_digest for documents in data),
+        "tokenizer": "token ids " + " ".join(documents.tokens_digest for documents in data),
+    }
+    if len(packings) > 1:
+        for i, packing in enumerate(packings):
+            if packing.rows_per_epoch == 0:
+                raise ConfigError.one(f"dataloader.sources.{i}", "gives not one row", "give a longer source")
+        shares = [
+            # As many rows as hold the wanted part of the tokens, or of the documents.
+            weight * packing.rows_per_epoch / len(documents.token_ids if by_tokens(config) else documents.lengths)
+            for weight, packing, documents in zip(_weights(config), packings, data, strict=True)
+        ]
+        rows = Mixture(packings, shares, stopping=config.stopping, seed=seed if config.shuffle else None)
+        fingerprint |= _mixture_fingerprint(config) | {"dataloader.stopping": config.stopping}
+    if config.packing == "best_fit":
+        fingerprint["dataloader.packing_cost"] = config.packing_cost
+    if rows.rows_per_epoch < global_batch_size:
+        raise _too_few(config, data, rows.rows_per_epoch, seq_len, global_batch_size)
+    return rows, fingerprint
+
+
+def streamed_rows(
+    config: TextDataLoader.Config, tokenizer: BaseTokenizer, seq_len: int, seed: int
+) -> tuple[StreamedRows, dict[str, Any]]:
+    """(rows of sources that are read while training, what identifies the data).
+
+    Raises:
+        ConfigError: a source cannot be opened.
+    """
+    sources = list(_open_sources(config))
+    settings = StreamSettings(
+        window=config.shuffle_window or DEFAULT_WINDOW,
+        limit=config.documents,
+        on_error=config.on_error,
+        num_workers=config.num_workers,
+        prefetch=config.prefetch,
+        by_tokens=by_tokens(config),
+    )
+    streams = [
+        RowStream(
+            source,
+            _transform_of(config, source, tokenizer, seq_len),
+            settings,
+            lambda documents: make_packing(config, documents, tokenizer, seq_len, seed),
+        )
+        for _, source in sources
+    ]
+    fingerprint: dict[str, Any] = {
+        "dataloader.path": "stream "
+        + " ".join(str(getattr(source, "fingerprint", type(source).__qualname__)) for _, source in sources),
+        "tokenizer": f"{tokenizer.vocab_size} entries, EOS {tokenizer.eos_id}",
+        "dataloader.shuffle_window": settings.window,
+        "dataloader.documents": config.documents,
+    }
+    if len(streams) > 1:
+        fingerprint |= _mixture_fingerprint(config)
+    logger.info("%s data: streamed from %s", config.split, ", ".join(name for name, _ in sources))
+    return StreamedRows(streams, _weights(config)), fingerprint
+
+
+def read_sources(
+    config: TextDataLoader.Config, tokenizer: BaseTokenizer, seq_len: int, seed: int
+) -> Iterator[NamedDocuments]:
+    """The documents of each source, one source after the other.
+
+    Raises:
+        ConfigError: a source cannot be read.
+    """
+    if config.source == "synthetic":
+        count = DEFAULT_COUNT if config.documents is None else config.documents
+        logger.info("%s data: random token ids", config.split)
+        documents = synthetic_documents(count, tokens=seq_len, tokenizer=tokenizer, seed=seed, split=config.split)
+        yield _told(config, "synthetic", documents)
+        return
+    for i, (name, source) in enumerate(_open_sources(config)):
+        with _at_source(config, i):
+            if isinstance(source, IndexedSource) and config.transform is None:
+                documents = _indexed_documents(source, config.documents)
+            else:
+                documents = read_documents(
+                    source,
+                    _transform_of(config, source, tokenizer, seq_len),
+                    vocab_size=tokenizer.vocab_size,
+                    limit=config.documents,
+                    on_error=config.on_error,
+                )
+        yield _told(config, name, documents)
+
+
+def make_packing(
+    config: TextDataLoader.Config, documents: TokenizedDocuments, tokenizer: BaseTokenizer, seq_len: int, seed: int
+) -> Packing:
+    """The documents in rows, as `config.packing` asks for."""
+    arguments: dict[str, Any] = {
+        "seq_len": seq_len,
+        "pad_id": tokenizer.pad_id,
+        "seed": seed if config.shuffle else None,
+    }
+    if config.packing == "best_fit":
+        return BestFitPacking(documents, **arguments, cost=config.packing_cost)
+    return (ConcatPacking if config.packing == "concat" else PadPacking)(documents, **arguments)
+
+
+def by_tokens(config: TextDataLoader.Config) -> bool:
+    """Whether weights are shares of tokens; of documents otherwise."""
+    return config.weigh_by == "tokens"
+
+
+def _open_sources(config: TextDataLoader.Config) -> Iterator[tuple[str, Source]]:
+    if config.sources:
+        choices = list(config.sources)
+    elif config.path is None:
+        file = CORPUS_FILES[config.split]
+        logger.info("%s data: no path given, using the embedded Shakespeare corpus %s", config.split, file.name)
+        choices = [JsonLinesSource.Config(path=str(file))]
+    else:
+        kind = None if config.source in ("auto", "text") else config.source
+        choices = [
+            choose_source(
+                config.path,
+                kind=kind,  # type: ignore[arg-type]
+                subset=config.subset,
+                split=config.split,
+                streaming=config.reading == "stream",
+            )
+        ]
+    for i, choice in enumerate(choices):
+        with _at_source(config, i):
+            source = choice.build(on_error=config.on_error)
+            if not isinstance(source, Source):
+                lacks = [name for name in ("__iter__", "state_dict", "load_state_dict") if not hasattr(source, name)]
+                fact = f"{type(source).__qualname__} has no {', '.join(lacks)}"
+                raise ConfigError.one("dataloader.path", fact, "write them, as hyper_parallel...sources.Source says")
+        yield _name(choice, source), source
+
+
+def _name(choice: Buildable[Source], source: Source) -> str:
+    path = getattr(choice, "path", None)
+    return path if isinstance(path, str) else type(source).__qualname__
+
+
+def _transform_of(config: TextDataLoader.Config, source: Source, tokenizer: BaseTokenizer, seq_len: int) -> Transform:
+    choice = config.transform
+    if choice is None:
+        indexed = isinstance(source, IndexedSource)
+        choice = TokenIdsTransform.Config() if indexed else PlainTextTransform.Config(field=config.text_field)
+    transform = choice.build(tokenizer=tokenizer, seq_len=seq_len)
+    if not isinstance(transform, Transform):
+        fact = f"{type(transform).__qualname__} is no Transform"
+        raise ConfigError.one("dataloader.transform", fact, "derive it from data.transforms.Transform")
+    return transform
+
+
+def _indexed_documents(source: IndexedSource, limit: int | None) -> TokenizedDocuments:
+    """The pair as it lies on disk: nothing is copied."""
+    offsets = source.dataset.document_offsets[: None if limit is None else limit + 1]
+    digest = source.fingerprint if limit is None else f"{source.fingerprint} {len(offsets) - 1}"
+    return TokenizedDocuments(source.dataset.tokens[: offsets[-1]], offsets, digest, digest)
+
+
+def _told(config: TextDataLoader.Config, name: str, documents: TokenizedDocuments) -> NamedDocuments:
+    logger.info(
+        "%s data: %s%s documents, %s tokens%s",
+        config.split,
+        f"{name}: " if len(config.sources) > 1 else "",
+        f"{len(documents.lengths):,}",
+        f"{len(documents.token_ids):,}",
+        "".join(f"; {count:,} {note}" for note, count in documents.counts.items()),
+    )
+    return NamedDocuments(name, documents)
+
+
+@contextmanager
+def _at_source(config: TextDataLoader.Config, i: int) -> Iterator[None]:
+    """Faults of a path are told at the source that has it."""
+    try:
+        yield
+    except ConfigError as error:
+        if not config.sources:
+            raise
+        raise ConfigError(
+            Fault(
+                f"dataloader.sources.{i}" if fault.path == "dataloader.path" else fault.path, fault.fact, fault.remedy
+            )
+            for fault in error.faults
+        ) from error
+
+
+def _weights(config: TextDataLoader.Config) -> tuple[float, ...]:
+    return config.weights or (1.0,) * max(1, len(config.sources))
+
+
+def _mixture_fingerprint(config: TextDataLoader.Config) -> dict[str, Any]:
+    return {"dataloader.weights": list(_weights(config)), "dataloader.weigh_by": config.weigh_by}
+
+
+def _too_few(
+    config: TextDataLoader.Config, data: list[TokenizedDocuments], rows: int, seq_len: int, global_batch_size: int
+) -> ConfigError:
+    documents, tokens = sum(len(each.lengths) for each in data), sum(len(each.token_ids) for each in data)
+    drawn = config.source == "synthetic"
+    name = config.path or ("synthetic data" if drawn else f"the embedded {config.split} corpus")
+    if config.sources:
+        name = f"all of the {len(config.sources)} sources"
+    return ConfigError.one(
+        "dataloader.documents" if drawn else "dataloader.sources" if config.sources else "dataloader.path",
+        f"{name} ({documents} documents, {tokens} tokens) gives {rows} rows of training.seq_len {seq_len}, "
+        f"fewer than training.global_batch_size {global_batch_size}",
+        f"give more {'documents' if drawn else 'text'} or smaller sizes",
+    )
