@@ -95,11 +95,11 @@ class ConcatPacking(Packing):
         starts, shifts = self._epoch_stream(epoch)
         documents, first = self._documents, self.rows_per_epoch * self._seq_len
         rest = []
-        for start, end, shift in zip(starts, [*starts[1:], len(documents.token_ids)], shifts, strict=True):
-            if end > first:
-                part = slice(max(start, first) + shift, end + shift)
-                trained = None if documents.trained is None else documents.trained[part]
-                rest.append(Document(documents.token_ids[part], trained))
+        for d in range(max(0, np.searchsorted(starts, first, side="right") - 1), len(starts)):
+            end = starts[d + 1] if d + 1 < len(starts) else len(documents.token_ids)
+            part = slice(max(starts[d], first) + shifts[d], end + shifts[d])
+            trained = None if documents.trained is None else documents.trained[part]
+            rest.append(Document(documents.token_ids[part], trained))
         return rest
 
     def _epoch_stream(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
