@@ -22,6 +22,7 @@ from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.process_group import rank
+from hyper_parallel.distributed.together import broadcast, on_rank_0
 from hyper_parallel.platform import get_platform
 from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
@@ -118,7 +119,7 @@ class CheckpointManager(Configurable):
                 "checkpoint: step %d saved in %s, %d bytes in %.2f s",
                 step, storage.step_folder(self._root, step), size_bytes, seconds,
             )  # fmt: skip
-        storage.together(lambda: self._remove_old(step) if rank() == 0 else None)
+        on_rank_0(lambda: self._remove_old(step), CheckpointError)
 
     def load(self) -> int:
         """Takes up the run where a checkpoint left it; returns its step, 0 if there is none to take up.
@@ -127,7 +128,7 @@ class CheckpointManager(Configurable):
             CheckpointError: on every rank: `load_step` has no complete checkpoint, the checkpoint is of another model
                 or optimizer (the first names that differ are given), or it cannot be read.
         """
-        step = storage.broadcast(self._step_to_load) if self._config.enable else None
+        step = broadcast(self._step_to_load, CheckpointError) if self._config.enable else None
         if step is None:
             return 0
         start = time.perf_counter()
