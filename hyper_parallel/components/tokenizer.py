@@ -40,6 +40,9 @@ class BaseTokenizer(Configurable, ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
 
+    def save(self, folder: Path) -> None:
+        """Writes the files from which transformers loads this tokenizer, where it can be written so."""
+
     def encode(self, text: str) -> list[int]:
         """Token ids of one text, without special tokens around them."""
         return self.encode_batch([text])[0]
@@ -95,6 +98,9 @@ class HuggingFaceTokenizer(BaseTokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)  # type: ignore[return-value]
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
 
 
 class TokenIdTokenizer(BaseTokenizer):

@@ -233,7 +233,7 @@ def save_hf_weights(
 
     Args:
         max_shard_bytes: of the tensors in a file, one larger tensor excepted.
-        replace: remove a folder that stands there already, once the new one is whole.
+        replace: remove a folder of weights that stands there already, once the new one is whole.
         add_files: called on rank 0 with the unfinished folder, to write more into it.
 
     Returns:
@@ -247,7 +247,7 @@ def save_hf_weights(
     files = _files(parameters, adapter, max_shard_bytes)
 
     def start() -> SafetensorsWriter:
-        if not replace:
+        if not (replace and any(folder.glob("*.safetensors"))):
             refuse_occupied(folder)
         return SafetensorsWriter(make_partial(folder), files)
 
@@ -268,18 +268,17 @@ def save_hf_weights(
         publish(folder)
 
     size_bytes = sum(spec.size_bytes for specs in files.values() for spec in specs.values())
-    writer = on_rank_0(start, HFWeightsError)
     try:
+        writer = on_rank_0(start, HFWeightsError)
         for name, parameter in parameters:
             whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
             on_rank_0(partial(write, name, whole), HFWeightsError)
             del whole  # before the next one is gathered
         on_rank_0(finish, HFWeightsError)
-    except HFWeightsError:
+    except HFWeightsError as error:
         if rank() == 0:
-            writer.close()
             shutil.rmtree(partial_name(folder), ignore_errors=True)  # its space may be what the disk lacks
-        raise
+        raise HFWeightsError(f"{folder} could not be written: {error}") from error
     return size_bytes
 
 

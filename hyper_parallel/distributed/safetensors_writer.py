@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -56,14 +55,6 @@ class SafetensorsWriter:
         """Ends the file that is being written."""
         if self._stream is not None:
             self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _header(specs: Mapping[str, TensorSpec]) -> bytes:
