@@ -159,6 +159,14 @@ CASES = {
             "remove it, and configure optimizer by its own arguments"
         ],
     ),
+    "no component where a component must be": (
+        "validator: {_target_: hyper_parallel.components.validator.Validator.Config, dataloader: null}\n"
+        "metrics: {_target_: hyper_parallel.components.metrics.MetricsProcessor.Config, sinks: [jsonl]}\n",
+        [
+            "validator.dataloader: expected a group with a _target_, got nothing (run.yaml:2); give it a _target_",
+            "metrics.sinks.0: expected a group with a _target_, got text 'jsonl' (run.yaml:3); give it a _target_",
+        ],
+    ),
     "positional-only parameters": (
         f"optimizer: {{_target_: {MINE}.positional}}\n",
         [
