@@ -13,7 +13,7 @@ from torch import nn
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import IGNORE_INDEX, BaseLoss
 from hyper_parallel.config.configurable import Buildable, Configurable
-from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.errors import Fault, RunError
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.reductions import all_reduce_sum
 from hyper_parallel.platform import get_platform
@@ -81,7 +81,7 @@ class Validator(Configurable):
         Every rank must call it. Train mode, random state and the training data's position are as before.
 
         Raises:
-            ValueError: no token of the held-out rows is to be predicted.
+            RunError: no token of the held-out rows is to be predicted.
         """
         assert self._dataloader is not None and self._start is not None, "due() is never true without a dataloader"
         platform, device = get_platform(), get_platform().device()
@@ -106,7 +106,7 @@ class Validator(Configurable):
         loss = float(all_reduce_sum(loss_sum, self._loss_group))
         tokens = int(all_reduce_sum(torch.tensor(valid_tokens, device=device), self._loss_group))
         if tokens == 0:
-            raise ValueError("validator: no token of the held-out rows is to be predicted; give other data")
+            raise RunError("validator: no token of the held-out rows is to be predicted; give other data")
         return loss / tokens
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.trainer import phases
 from hyper_parallel.trainer.base import BaseTrainer
+from hyper_parallel.trainer.callbacks import TrainerState
 from hyper_parallel.trainer.config import TrainerConfig
 
 
@@ -15,7 +16,7 @@ class HyperTrainer(BaseTrainer, Configurable):
 
     def __init__(self, config: TrainerConfig) -> None:
         self.config = config
-        self.state = phases.TrainState()
+        self.state = TrainerState()
         self.parallel_dims = phases.set_up_process(config)  # 1
         self.tokenizer = phases.build_tokenizer(config)  # 2
         self.dataloader = phases.build_dataloader(config, self.parallel_dims, self.tokenizer)  # 3
@@ -51,3 +52,5 @@ class HyperTrainer(BaseTrainer, Configurable):
             training_steps=self.training_steps,
         )
         self.finite_guard = phases.guard_finite(config, self.model_parts)
+        self.callbacks = phases.build_callbacks(config, self)
+        self.dispatch("on_init_end")

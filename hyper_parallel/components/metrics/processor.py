@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hyper_parallel.components.metrics.console import ConsoleLog
@@ -62,13 +63,19 @@ class MetricsProcessor(Configurable):
             sink.open(step)
         self._is_open = True
 
-    def log(self, record: StepMetrics) -> None:
-        """Hands `record`, with its MFU, to every sink, opening them after the step before it if nobody did."""
-        if self._flops_share is not None:
-            record = dataclasses.replace(record, mfu=record.tokens_per_second * self._flops_share)
+    def complete(self, record: StepMetrics) -> StepMetrics:
+        """`record` with its MFU, where that is known; numbers that are added to either are in both."""
+        if self._flops_share is None:
+            return record
+        return dataclasses.replace(record, mfu=record.tokens_per_second * self._flops_share)
+
+    def log(self, record: StepMetrics, sinks: Iterable[MetricsSink] | None = None) -> None:
+        """Hands `record`, complete, to some of the sinks (None: all), opening all after the step before it if nobody
+        did."""
+        record = self.complete(record)
         if not self._is_open:
             self.on_resume(record.step - 1)
-        for sink in self.sinks:
+        for sink in self.sinks if sinks is None else sinks:
             sink.write(record)
 
     def close(self) -> None:
