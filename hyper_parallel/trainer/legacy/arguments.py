@@ -43,13 +43,6 @@ class CommandLineError(ConfigError, SystemExit):
         self.code = 2
 
 
-def is_legacy(content: Mapping[str, Any]) -> bool:
-    """Whether a YAML file's content is of this kind: it has `train`, `data`, or a `model` with a name."""
-    model = content.get("model")
-    named = isinstance(model, Mapping) and "name" in model and "_target_" not in model
-    return named or any(group in content for group in ("train", "data", "parallel", "optim"))
-
-
 def parse_args(root: type[RootT], argv: Sequence[str] | None = None) -> RootT:
     """The tree that a command line asks for: a YAML file or none, then flags such as ``--train.max_steps 3``.
 

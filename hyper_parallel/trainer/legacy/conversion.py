@@ -134,7 +134,7 @@ def _conflicts(args: HyperTrainerConfig) -> Iterator[Fault]:
         yield Fault("train.optimizer.lr_min", fact, "leave it out, or choose another style")
 
     folder = train.checkpoint.load_path
-    if folder is not None and not (Path(folder) / "config.json").is_file():
+    if folder is not None and not _describes_model(folder):
         yield Fault(
             "train.checkpoint.load_path",
             f"{folder} is no Hugging Face folder with a config.json",
@@ -166,12 +166,12 @@ def _model_spec(model: ModelArguments) -> ModelSpec:
             overrides[name] = value
     flavor = "debug"
     if model.weights_path is not None:
-        flavor, folder = model.weights_path, Path(model.weights_path)
-        if not (folder / "config.json").is_file():
-            fact = f"{folder} is no Hugging Face folder with a config.json"
+        flavor = model.weights_path
+        if not _describes_model(flavor):
+            fact = f"{flavor} is no Hugging Face folder with a config.json"
             faults.append(Fault("model.weights_path", fact, "give one, or leave it out for random weights"))
-        elif not _has_weights(folder) and any(folder.glob("*.bin")):
-            fact = f"the weights in {folder} are no safetensors"
+        elif not _has_weights(flavor) and any(Path(flavor).glob("*.bin")):
+            fact = f"the weights in {flavor} are no safetensors"
             faults.append(Fault("model.weights_path", fact, "save them again with transformers"))
     raise_faults(faults)
     try:
@@ -189,8 +189,12 @@ def _flat_overrides(overrides: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix("text_config."), value
 
 
-def _has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
+def _describes_model(folder: str) -> bool:
+    return (Path(folder) / "config.json").is_file()
+
+
+def _has_weights(folder: str) -> bool:
+    return any(Path(folder).glob("*.safetensors"))
 
 
 def _compose(args: HyperTrainerConfig, spec: ModelSpec | None) -> TrainerConfig:
@@ -203,8 +207,8 @@ def _compose(args: HyperTrainerConfig, spec: ModelSpec | None) -> TrainerConfig:
     if checkpoint.enable:
         checkpoint.interval_steps = train.checkpoint.save_steps
     if train.checkpoint.load_path is not None:
-        checkpoint.load_from = train.checkpoint.load_path
-    elif model.weights_path is not None and _has_weights(Path(model.weights_path)):
+        checkpoint.load_from = train.checkpoint.load_path if _describes_model(train.checkpoint.load_path) else None
+    elif model.weights_path is not None and _has_weights(model.weights_path):
         checkpoint.load_from = model.weights_path
     warmup_ratio = max(0.0, min(optimizer.lr_warmup_ratio, 1.0))
     mode: Any = train.gradient_checkpointing.activation_checkpoint
