@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -243,26 +242,3 @@ def test_the_front_door_tells_every_fault_with_exit_code_2_and_creates_nothing(t
     assert captured.err.startswith(expected) and len(captured.err.splitlines()) == 1
     assert captured.out == ""
     assert os.listdir() == ["run.yaml"]
-
-
-SCRIPT = """\
-from hyper_parallel.trainer import HyperTrainerConfig, LLMTrainer, parse_args
-
-LLMTrainer(parse_args(HyperTrainerConfig)).train()
-"""
-
-
-def run_script(*words: str) -> subprocess.CompletedProcess:
-    Path("script.py").write_text(SCRIPT)
-    root = str(Path(train.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "script.py", *words], env=environment, capture_output=True, text=True, timeout=120
-    )
-
-
-def test_a_script_with_a_mistake_ends_with_code_2_and_no_traceback():
-    result = run_script(write(FILE), "--train.sed", "1")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "train.sed: is no setting; did you mean 'train.seed'?\n"
-    assert sorted(os.listdir()) == ["run.yaml", "script.py"]

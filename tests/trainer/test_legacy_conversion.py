@@ -13,9 +13,9 @@ import pytest
 
 from hyper_parallel.config import manager, resolver
 from hyper_parallel.config.configurable import ConfigNode, join
-from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.trainer.config import TrainerConfig
-from hyper_parallel.trainer.legacy import HyperTrainerConfig, legacy_to_trainer_config
+from hyper_parallel.trainer.legacy import HyperTrainerConfig, legacy_to_trainer_config, legacy_words
 from hyper_parallel.trainer.legacy.fields import COMPUTED, COPIED, ONLY
 from tests.trainer.runs import TINY, small_corpus
 
@@ -56,6 +56,13 @@ def arguments(**values: Any) -> HyperTrainerConfig:
 
 def convert(**values: Any) -> TrainerConfig:
     return legacy_to_trainer_config(arguments(**values))
+
+
+def checked(config: TrainerConfig) -> tuple[Fault, ...]:
+    """The faults of the whole tree, in legacy words."""
+    with pytest.raises(ConfigError) as caught, legacy_words():
+        manager.finish(config, world_size=1)
+    return caught.value.faults
 
 
 def faults_of(**values: Any) -> list[str]:
@@ -256,6 +263,14 @@ def test_a_mapped_field_changes_the_tree_in_its_place(name, value, context, path
     assert at(before, path) != found if path not in (SINKS, CALLBACKS) else before.to_dict() != after.to_dict()
 
 
+def test_dp_is_another_name_of_dp_shard():
+    names = ("train.accelerator.dp", "train.accelerator.dp_shard")
+    degrees = [(4, None, 4), (4, -1, 4), (4, 4, 4), (None, 4, 4), (None, -1, -1), (None, None, -1)]
+    for dp, dp_shard, expected in degrees:
+        config = convert(**dict(zip(names, (dp, dp_shard), strict=True)))
+        assert config.parallelism.dp_shard == expected
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_value_is_named_with_the_reason(name):
     [fault] = faults_of(**{name: REFUSED[name]})
@@ -284,11 +299,9 @@ def test_all_refused_values_are_told_at_once():
 
 
 def test_degrees_that_the_tree_refuses_are_named_as_they_were_written():
-    from hyper_parallel.trainer.legacy import in_legacy_words
-
     names = [f"train.accelerator.{axis}" for axis in ("tp", "cp", "pp", "ep")]
     config = convert(**dict.fromkeys(names, 2))
-    faults = in_legacy_words(manager.check(config, world_size=1))
+    faults = checked(config)
     assert {fault.path for fault in faults} >= set(names)
 
 
@@ -447,8 +460,6 @@ def test_max_steps_wins_over_epochs_and_says_so(caplog):
 
 
 def test_faults_of_the_trained_tree_stand_at_the_fields_of_the_file():
-    from hyper_parallel.trainer.legacy import in_legacy_words
-
     config = convert(
         **TEXT,
         **{
@@ -461,7 +472,7 @@ def test_faults_of_the_trained_tree_stand_at_the_fields_of_the_file():
             "train.accelerator.dp_shard": 3,
         },
     )
-    faults = in_legacy_words(manager.check(config, world_size=1))
+    faults = checked(config)
     assert {fault.path for fault in faults} == {
         "data.max_seq_len",
         "data.train_path",
@@ -470,7 +481,7 @@ def test_faults_of_the_trained_tree_stand_at_the_fields_of_the_file():
         "train.accelerator.dp_shard",
     }
     config = convert(**{"train.global_batch_size": 6, "train.micro_batch_size": 4})
-    [fault] = in_legacy_words(manager.check(config, world_size=1))
+    [fault] = checked(config)
     assert fault.path == "train.global_batch_size"
 
 
