@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
@@ -219,3 +221,10 @@ def _batch_faults(training: TrainingConfig, dp_size: int) -> Iterator[Fault]:
             f"x data-parallel size {dp_size}",
             f"set global_batch_size to {choices}, or change micro_batch_size",
         )
+
+
+def __getattr__(name: str) -> Any:
+    """Scripts of model/data/train files look for two names of `trainer.legacy` here, which stands on this module."""
+    if name in ("HyperTrainerConfig", "parse_args"):
+        return getattr(import_module("hyper_parallel.trainer.legacy"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -242,3 +242,16 @@ def test_the_front_door_tells_every_fault_with_exit_code_2_and_creates_nothing(t
     assert captured.err.startswith(expected) and len(captured.err.splitlines()) == 1
     assert captured.out == ""
     assert os.listdir() == ["run.yaml"]
+
+
+def test_old_import_paths():
+    from hyper_parallel import trainer
+    from hyper_parallel.trainer import config, legacy, llm_trainer
+
+    assert config.HyperTrainerConfig is trainer.HyperTrainerConfig is legacy.HyperTrainerConfig
+    assert config.parse_args is trainer.parse_args is legacy.parse_args
+    assert trainer.LLMTrainer is llm_trainer.LLMTrainer
+    assert legacy._legacy_to_trainer_config is legacy.legacy_to_trainer_config
+    for module in (trainer, config):
+        with pytest.raises(AttributeError, match="has no attribute 'LMTrainer'"):
+            module.LMTrainer  # noqa: B018
