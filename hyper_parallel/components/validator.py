@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import IGNORE_INDEX, BaseLoss
-from hyper_parallel.config.configurable import Buildable, Configurable
+from hyper_parallel.config.configurable import Buildable, Configurable, slot
 from hyper_parallel.config.errors import Fault, RunError
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.reductions import all_reduce_sum
@@ -35,8 +35,9 @@ class Validator(Configurable):
         """Validate after every this many steps, and after the last one."""
         steps: int = 10
         """Batches of training.global_batch_size rows in one validation."""
-        dataloader: Buildable[BaseDataLoader] = field(
-            default_factory=lambda: TextDataLoader.Config(split="validation", shuffle=False)
+        dataloader: Buildable[BaseDataLoader] = slot(
+            lambda: TextDataLoader.Config(split="validation", shuffle=False),
+            runtime="tokenizer seq_len micro_batch_size global_batch_size dp_rank dp_size seed",
         )
         """The held-out data. Training on data of one's own wants a path here too."""
 

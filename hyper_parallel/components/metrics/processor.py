@@ -12,7 +12,7 @@ from hyper_parallel.components.metrics.progress_bar import ProgressBar
 from hyper_parallel.components.metrics.record import StepMetrics
 from hyper_parallel.components.metrics.sink import MetricsSink
 from hyper_parallel.components.metrics.tensorboard import TensorBoard
-from hyper_parallel.config.configurable import Buildable, Configurable, setting
+from hyper_parallel.config.configurable import Buildable, Configurable, slot
 
 
 def default_sinks() -> tuple[Buildable[MetricsSink], ...]:
@@ -27,7 +27,7 @@ class MetricsProcessor(Configurable):
     class Config(Configurable.Config):
         """Where the numbers go."""
 
-        sinks: tuple[Buildable[MetricsSink], ...] = setting(default_factory=default_sinks)
+        sinks: tuple[Buildable[MetricsSink], ...] = slot(default_sinks, runtime="dump_folder training_steps")
         """Who takes the numbers of each step, in this order."""
 
     def __init__(
