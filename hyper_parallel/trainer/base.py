@@ -72,7 +72,7 @@ class BaseTrainer:
     def train(self) -> None:
         """Trains from the newest checkpoint, or from the start, to `training_steps`."""
         state = self.state
-        state.max_steps = self.training_steps
+        state.max_steps = self.training_steps  # which may have been changed since it was planned
         self.checkpointer.load()
         if self.checkpointer.last_complete is not None:
             self._dispatch_checkpoint("on_load")

@@ -16,11 +16,11 @@ class HyperTrainer(BaseTrainer, Configurable):
 
     def __init__(self, config: TrainerConfig) -> None:
         self.config = config
-        self.state = TrainerState()
         self.parallel_dims = phases.set_up_process(config)  # 1
         self.tokenizer = phases.build_tokenizer(config)  # 2
         self.dataloader = phases.build_dataloader(config, self.parallel_dims, self.tokenizer)  # 3
         self.training_steps = phases.plan_steps(config, self.dataloader)
+        self.state = TrainerState(max_steps=self.training_steps)
         model_config = phases.prepare_model_config(config)  # 4
         model = phases.construct_model(config, model_config)  # 5
         model.verify_module_protocol()  # 6
