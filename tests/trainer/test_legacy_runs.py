@@ -19,6 +19,7 @@ from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.models.qwen3_moe import create_model_spec
 from hyper_parallel.trainer import HyperTrainer, HyperTrainerConfig, LLMTrainer, parse_args
 from hyper_parallel.trainer.legacy import legacy_to_trainer_config
+from tests.distributed_world import run_world
 from tests.trainer.runs import TINY, metrics
 
 RECIPES = Path(train.__file__).parents[1] / "recipes" / "yaml" / "legacy"
@@ -127,6 +128,36 @@ def test_a_typed_tree_is_checked_and_left_as_it_is():
     config.training.global_batch_size = 0
     with pytest.raises(ConfigError, match=r"^training\.global_batch_size: 0 is below 1"):
         LLMTrainer(config)
+
+
+def sharded_run(folder: str) -> dict[str, torch.Tensor]:
+    """On each rank: trains, validates, exports and saves; returns the whole trained weights."""
+    os.chdir(folder)
+    args = text_arguments(max_steps=3)
+    args.train.accelerator.dp_shard, args.train.checkpoint.save_steps, args.train.eval.eval_steps = 2, 3, 3
+    args.train.eval.eval_dataset, args.train.checkpoint.output_dir = "four.jsonl", "sharded"
+    args.train.optimizer.loss_aggregation = "rank_average"
+    config = legacy_to_trainer_config(args)
+    config.training.dtype, config.validator.steps = "float64", 1
+    trainer = LLMTrainer(config)
+    trainer.train()
+    return {name: parameter.full_tensor() for name, parameter in trainer.model_parts[0].named_parameters()}
+
+
+@pytest.mark.slow
+def test_two_ranks_train_validate_export_and_save_as_one_does(tmp_path):
+    args = text_arguments(max_steps=3)
+    args.train.optimizer.loss_aggregation = "rank_average"
+    config = legacy_to_trainer_config(args)
+    config.training.dtype = "float64"
+    LLMTrainer(config).train()
+    weights, _ = run_world(2, sharded_run, str(tmp_path))
+    sharded = metrics("sharded")
+    assert [line["loss"] for line in sharded] == pytest.approx([line["loss"] for line in metrics("outputs")], rel=1e-12)
+    assert sharded[-1]["validation_loss"] > 0
+    assert Path("sharded/checkpoint/step-3/complete.json").is_file()
+    exported = models.load_hf("sharded/safetensors/step-3-hf", torch.float64)
+    assert all(torch.equal(weights[name], parameter) for name, parameter in exported.named_parameters())
 
 
 def run_script(*words: str, **variables: str) -> subprocess.CompletedProcess:
