@@ -103,6 +103,10 @@ CASES = {
         f"optimizer:\n  _target_: {MINE}.Sgd\n  nesterov: true\n",
         [f"optimizer.lr: {MINE}.Sgd needs it (run.yaml:2); write --optimizer.lr VALUE"],
     ),
+    "a required argument of one of several": (
+        f"callbacks:\n- _target_: {MINE}.Watch\n  every: 3\n- _target_: {MINE}.Watch\n",
+        [f"callbacks.1.every: {MINE}.Watch needs it (run.yaml:5); write --callbacks.1.every VALUE"],
+    ),
     "a required field": (
         f"loss_fn:\n  _target_: {MINE}.ScaledLoss.Config\n",
         ["loss_fn.factor: ScaledLoss.Config needs it (run.yaml:2); give it a value"],
@@ -157,6 +161,14 @@ CASES = {
         [
             "optimizer.note.a.0._target_: a component inside this one cannot be chosen (run.yaml:5); "
             "remove it, and configure optimizer by its own arguments"
+        ],
+    ),
+    "no component where a component must be": (
+        "validator: {_target_: hyper_parallel.components.validator.Validator.Config, dataloader: null}\n"
+        "metrics: {_target_: hyper_parallel.components.metrics.MetricsProcessor.Config, sinks: [jsonl]}\n",
+        [
+            "validator.dataloader: expected a group with a _target_, got nothing (run.yaml:2); give it a _target_",
+            "metrics.sinks.0: expected a group with a _target_, got text 'jsonl' (run.yaml:3); give it a _target_",
         ],
     ),
     "positional-only parameters": (

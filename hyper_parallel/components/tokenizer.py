@@ -40,6 +40,9 @@ class BaseTokenizer(Configurable, ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
 
+    def save(self, folder: Path) -> None:
+        """Writes the files from which transformers loads this tokenizer, where it can be written so."""
+
     def encode(self, text: str) -> list[int]:
         """Token ids of one text, without special tokens around them."""
         return self.encode_batch([text])[0]
@@ -119,6 +122,9 @@ class HuggingFaceTokenizer(BaseTokenizer):
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         trained = [any(begin <= start < end for begin, end in spans) for start, _ in encoding["offset_mapping"]]
         return encoding["input_ids"], trained
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
 
 
 class TokenIdTokenizer(BaseTokenizer):

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hyper_parallel.config.annotations import is_node
 from hyper_parallel.config.configurable import ConfigNode, join, target_path
 from hyper_parallel.config.errors import Fault, did_you_mean
-from hyper_parallel.config.resolver import TARGET, YAML_NAMES, fields_by_name, is_node
+from hyper_parallel.config.resolver import TARGET, YAML_NAMES, fields_by_name
 from hyper_parallel.config.schema import Setting, default_config, field_types, settings
 
 

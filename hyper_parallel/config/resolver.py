@@ -11,15 +11,15 @@ import dataclasses
 import inspect
 import logging
 import traceback
-import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, Union
+from typing import Any, Generic, TypeVar
 
 import yaml
 
-from hyper_parallel.config.configurable import Buildable, ConfigNode, Configurable, join, plain, target_path
+from hyper_parallel.config.annotations import holds_targets, is_node, is_target, members
+from hyper_parallel.config.configurable import ConfigNode, Configurable, join, plain, target_path
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
 from hyper_parallel.config.imports import import_object
 from hyper_parallel.config.schema import default_config, field_aliases, field_slot, field_types, settings
@@ -166,7 +166,7 @@ def _shape_faults(root: type[ConfigNode], name: str, f: dataclasses.Field[Any] |
     annotation = field_types(root)[f.name]
     if is_target(annotation) or is_node(annotation):
         yield from _target_faults(value, f, annotation, name)
-    elif _items_are_targets(annotation) and isinstance(value, (list, tuple)):
+    elif holds_targets(annotation) and isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             yield from _target_faults(item, f, annotation, join(name, str(i)))
 
@@ -217,9 +217,10 @@ class _Resolution:
         Raises:
             ConfigError: with every fault in it.
         """
-        if value is not None and (is_target(annotation) or (is_node(annotation) and _has_target(value))):
+        left_out = value is None and is_optional(annotation)
+        if (is_target(annotation) and not left_out) or (is_node(annotation) and _has_target(value)):
             return self._node(value, annotation, path, canonical)
-        if _items_are_targets(annotation) and isinstance(value, (list, tuple)):
+        if holds_targets(annotation) and isinstance(value, (list, tuple)):
             return coerce(self._nodes(value, annotation, path, canonical), annotation, path)
         raise_faults(
             Fault(join(where, TARGET), "a component inside this one cannot be chosen", "remove it, and configure "
@@ -229,7 +230,7 @@ class _Resolution:
         return coerce(value, annotation, path)
 
     def _nodes(self, values: Sequence[Any], annotation: Any, path: str, canonical: str) -> list[Any]:
-        item = next(_members(annotation))
+        item = next(members(annotation))
         nodes: list[Any] = []
         faults: list[Fault] = []
         for i, value in enumerate(values):
@@ -352,7 +353,7 @@ def _what_it_makes(target: Any) -> Any:
 def _product_faults(target: Any, makes: Any, annotation: Any, path: str) -> Iterator[Fault]:
     """A fault where `target` cannot give what a field of `annotation` holds."""
     name = getattr(target, "__qualname__", repr(target))
-    wanted = next(_members(annotation))
+    wanted = next(members(annotation))
     if is_node(wanted):
         if makes is None and not isinstance(target, type):
             fact = f"nothing says what {name} returns"
@@ -426,36 +427,3 @@ def _targets_inside(value: Any, path: str) -> Iterator[str]:
 
 def _has_target(value: Any) -> bool:
     return isinstance(value, Mapping) and TARGET in value
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    """What an annotation holds beside None: of a union its members, of a list or tuple of components their class."""
-    origin = typing.get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        for member in typing.get_args(annotation):
-            if member is not type(None):
-                yield from _members(member)
-    elif origin in (list, tuple):
-        yield from _members(typing.get_args(annotation)[0])
-    else:
-        yield annotation
-
-
-def is_target(annotation: Any) -> bool:
-    """Whether a field of this annotation holds something to build, chosen by a `_target_`."""
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        return any(map(is_target, typing.get_args(annotation)))
-    kind = typing.get_origin(annotation) or annotation
-    return kind is Buildable or (isinstance(kind, type) and issubclass(kind, Configurable.Config))
-
-
-def _items_are_targets(annotation: Any) -> bool:
-    """Whether a field of this annotation holds a list of such."""
-    return typing.get_origin(annotation) in (list, tuple) and is_target(typing.get_args(annotation)[0])
-
-
-def is_node(annotation: Any) -> bool:
-    """Whether a field of this annotation holds a Config or a section itself."""
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        return any(is_node(m) for m in typing.get_args(annotation))
-    return isinstance(annotation, type) and issubclass(annotation, ConfigNode)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +30,26 @@ class StateDictAdapter(ABC):
     @abstractmethod
     def hf_blocks(self, name: str, shape: Sequence[int]) -> list[HFBlock]:
         """The checkpoint tensors that make up the parameter `name` of `shape`. Their blocks cover it exactly once."""
+
+    def hf_layouts(self, name: str, shape: Sequence[int]) -> list[list[HFBlock]]:
+        """Every layout in which a checkpoint may hold the parameter. The first is `hf_blocks`, the one written."""
+        return [self.hf_blocks(name, shape)]
+
+    def hf_copies(self) -> dict[str, str]:
+        """Tensors that a checkpoint may hold besides, because they equal another: name -> name of that one."""
+        return {}
+
+    @abstractmethod
+    def hf_config(self, dtype: str) -> dict[str, Any]:
+        """The content of config.json for weights in `dtype`, such as bfloat16."""
+
+    @abstractmethod
+    def hf_differences(self, folder: Path) -> list[str]:
+        """Settings that `folder`'s config.json gives another value than this model has, with both values.
+
+        Raises:
+            ConfigError: config.json is missing, is of another family, or says what is not implemented.
+        """
 
     def to_hf(self, name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, tensor) of the checkpoint for one parameter, as views of it."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
@@ -28,6 +30,7 @@ from hyper_parallel.config.sections import (
 )
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
+from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -67,7 +70,7 @@ class TrainerConfig(Configurable.Config):
     """What is minimised: a sum over trained tokens."""
     checkpoint: Buildable[CheckpointManager] = slot(
         CheckpointManager.Config,
-        runtime="dump_folder sd_adapter model_parts optimizers lr_schedulers dataloader train_state",
+        runtime="dump_folder sd_adapter tokenizer model_parts optimizers lr_schedulers dataloader train_state",
     )
     """Saves and resumes."""
     metrics: Buildable[MetricsProcessor] = slot(
@@ -80,6 +83,8 @@ class TrainerConfig(Configurable.Config):
         Validator.Config, runtime="model_parts loss get_batch loader_arguments loss_group training_steps"
     )
     """Loss on held-out data."""
+    callbacks: tuple[Buildable[Callback], ...] = slot(tuple, runtime="trainer")
+    """Observers of the run, told of each moment in this order, after those that every run has."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How long, in what batches, in which numbers."""
@@ -100,6 +105,7 @@ class TrainerConfig(Configurable.Config):
         """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
         yield from _model_faults(self)
         yield from _tokenizer_faults(self)
+        yield from _initial_weights_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         if self.parallelism.dp_replicate >= 1 and (self.parallelism.dp_shard >= 1 or self.parallelism.dp_shard == -1):
             try:
@@ -117,7 +123,11 @@ class TrainerConfig(Configurable.Config):
 def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
     spec = config.model_spec
     if spec is None:
-        yield Fault("model_spec", "no model is chosen", "give --model_spec FAMILY[:FLAVOR or :FOLDER]")
+        remedy = (
+            "give --model_spec FAMILY[:FLAVOR or :FOLDER], or name the model's create_model_spec as the _target_ of "
+            "the file's model"
+        )
+        yield Fault("model_spec", "no model is chosen", remedy)
         return
     for function in ("build_model_fn", "pipelining_fn"):
         if getattr(spec, function) is not None:
@@ -137,12 +147,33 @@ def _tokenizer_faults(config: TrainerConfig) -> Iterator[Fault]:
         yield from folder_faults(Path(folder), "hf_assets_path")
 
 
+def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
+    checkpoint, spec = config.checkpoint, config.model_spec
+    if not isinstance(checkpoint, CheckpointManager.Config) or checkpoint.load_from is None:
+        return
+    if spec is None or spec.model is None or any(fault.path == "load_from" for fault in checkpoint.faults()):
+        return  # which is told elsewhere
+    if spec.state_dict_adapter is None:
+        fact = f"{checkpoint.load_from} is given, but {spec.name} has no state_dict_adapter to read it with"
+        yield Fault("checkpoint.load_from", fact, "leave it out")
+        return
+    try:
+        spec.state_dict_adapter(spec.model).hf_differences(Path(checkpoint.load_from))
+    except ConfigError as error:
+        yield from error.faults
+
+
 def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
-    if isinstance(config.profiler, Profiler.Config) and config.profiler.enable:
-        beyond = [rank for rank in config.profiler.ranks if rank >= world_size]
+    places = {"profiler": config.profiler} | {f"callbacks.{i}": item for i, item in enumerate(config.callbacks)}
+    profilers = {path: item for path, item in places.items() if isinstance(item, Profiler.Config) and item.enable}
+    for path, profiler in profilers.items():
+        beyond = [rank for rank in profiler.ranks if rank >= world_size]
         if beyond:
             fact = f"{', '.join(map(str, beyond))} are not among the ranks 0 to {world_size - 1}"
-            yield Fault("profiler.ranks", fact, "remove them")
+            yield Fault(f"{path}.ranks", fact, "remove them")
+    for path in list(profilers)[1:]:
+        fact = f"True, and so is {next(iter(profilers))}.enable, but a process can run one profiler alone"
+        yield Fault(f"{path}.enable", fact, "set one of them False")
 
 
 def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Fault]:
@@ -154,7 +185,13 @@ def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Faul
 
 def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:
     train, validator = config.dataloader, config.validator
-    if not (isinstance(validator, Validator.Config) and validator.enable):
+    if not isinstance(validator, Validator.Config):
+        return
+    if not validator.enable:
+        for i, item in enumerate(config.callbacks):
+            if isinstance(item, EvaluateCallback.Config) and item.eval_steps:
+                fact = f"{item.eval_steps}, but validator.enable is False, so there is no held-out data"
+                yield Fault(f"callbacks.{i}.eval_steps", fact, "set validator.enable True")
         return
     held_out = validator.dataloader
     if not (isinstance(train, TextDataLoader.Config) and isinstance(held_out, TextDataLoader.Config)):
@@ -186,3 +223,10 @@ def _batch_faults(training: TrainingConfig, dp_size: int) -> Iterator[Fault]:
             f"x data-parallel size {dp_size}",
             f"set global_batch_size to {choices}, or change micro_batch_size",
         )
+
+
+def __getattr__(name: str) -> Any:
+    """Scripts of model/data/train files look for two names of `trainer.legacy` here, which stands on this module."""
+    if name in ("HyperTrainerConfig", "parse_args"):
+        return getattr(import_module("hyper_parallel.trainer.legacy"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

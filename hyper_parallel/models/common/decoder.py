@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -63,6 +63,11 @@ class Decoder(BaseModel):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):
         """Sizes under Hugging Face's names; a default is what transformers takes for a field that config.json lacks."""
+
+        model_type: ClassVar[str]
+        """Hugging Face's name of the family."""
+        architecture: ClassVar[str]
+        """The class that transformers loads a checkpoint with."""
 
         vocab_size: int = 151936
         """Token ids are below this."""
