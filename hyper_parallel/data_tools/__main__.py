@@ -17,6 +17,7 @@ TOOLS = {
     "prepare": "tokenise text into a pair PREFIX.bin, PREFIX.idx",
     "validate": "check a pair PREFIX.bin, PREFIX.idx to the last token",
     "inspect": "print documents of a pair PREFIX.bin, PREFIX.idx",
+    "stats": "count what the dataloader of a configuration reads, and how well it is packed",
 }
 """Name of each tool, and of its module here, to what it does."""
 

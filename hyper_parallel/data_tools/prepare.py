@@ -159,7 +159,8 @@ class _Preparation:
         ]
         with tqdm(initial=self._documents, unit=" documents", unit_scale=True, disable=None) as bar:
             for position, ids, lengths in self._encoded():
-                self._add(ids, lengths)
+                if len(lengths):  # the last batch may hold none
+                    self._add(ids, lengths)
                 self._position = position
                 bar.update(len(lengths))
                 if time.monotonic() - self._saved_at >= SAVE_SECONDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import operator
@@ -93,6 +94,7 @@ class GPTDataset:
             ConfigError: an argument is out of range, the data cannot be read, or the split is too small for a sample.
             TokenIdError: a sample that is read holds an id that is not in the vocabulary.
         """
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
         bounds = _split_bounds(split, split_name)
         raise_faults(_argument_faults(seq_len, seed, num_samples, eod_token_id, pad_token_id, vocab_size))
         blend = Blend.parse(prefix)
@@ -166,6 +168,10 @@ class GPTDataset:
             if self._reset_attention_mask:
                 item["segment_starts"] = starts
         return {name: torch.from_numpy(values) for name, values in item.items()}
+
+    def __reduce__(self) -> Any:
+        # A worker process maps the files itself, instead of getting a copy of the indices.
+        return functools.partial(type(self), **self._arguments), ()
 
     def _read(self, sample: int) -> tuple[npt.NDArray[np.int64], int]:
         """([seq_len + 1] token ids, how many of them are real)."""

@@ -81,7 +81,7 @@ def _load(place: Path) -> Arrays | None:
             if zlib.crc32(array) != expected:
                 raise ValueError(f"{name}.npy is not what was written")
             arrays[name] = array
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:  # of any JSON, any bytes
         logger.warning("the index %s is damaged (%s): it is built anew", place, error)
         return None
     return arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def random_documents(count: int, *, seed: int = 0, longest: int = 40, ids: int =
 def counted_documents(lengths: Sequence[int], first: int = 1) -> list[list[int]]:
     """Documents of the given lengths in which no id stands twice, so that an id tells its place."""
     ends = np.cumsum([first, *lengths]).tolist()
-    return [list(range(*bounds)) for bounds in zip(ends[:-1], ends[1:], strict=True)]
+    return [list(range(*bounds)) for bounds in itertools.pairwise(ends)]
 
 
 def write_pair(prefix: Path, documents: Sequence[Sequence[int]], dtype=np.int32) -> str:

@@ -71,12 +71,15 @@ def test_samples_and_their_order_are_the_same(tmp_path, seq_len, num_samples):
         assert_same_samples(samples(prefix, **sizes), megatron.build([prefix], tmp_path / "cache", **sizes))
 
 
-@pytest.mark.parametrize("split", ["98,1,1", "969, 30, 1", "50,50", "0,1,2"])
-@pytest.mark.parametrize("split_name", ["train", "valid", "test"])
+@pytest.mark.parametrize(
+    ("split", "split_name"),
+    [
+        ("98,1,1", "train"), ("98,1,1", "valid"), ("98,1,1", "test"), ("969, 30, 1", "valid"), ("50,50", "train"),
+        ("50,50", "valid"), ("0,1,2", "valid"), ("0,1,2", "test"),
+    ],
+)  # fmt: skip
 def test_splits_are_the_same(tmp_path, split, split_name):
     prefix = write_pair(tmp_path / "data", random_documents(2001, longest=20))
-    if dict(zip(("train", "valid", "test"), (*map(float, split.split(",")), 0.0), strict=False))[split_name] == 0:
-        return  # nothing: ours is an error, see test_gpt_dataset
     sizes = {"split": split, "split_name": split_name, "num_samples": 100}
     assert_same_samples(samples(prefix, **sizes), megatron.build([prefix], tmp_path / "cache", **sizes))
 
@@ -119,9 +122,7 @@ def test_a_last_short_sample_is_the_same(tmp_path):
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 1, 1), (0.999, 0.001), (5, 0.25, 13)])
 @pytest.mark.parametrize("num_samples", [10, 777])
 def test_blends_are_the_same(tmp_path, weights, num_samples):
-    prefixes = [
-        write_pair(tmp_path / f"data{i}", random_documents(30 + 40 * i, seed=i)) for i, _ in enumerate(weights)
-    ]
+    prefixes = [write_pair(tmp_path / f"data{i}", random_documents(30 + 40 * i, seed=i)) for i, _ in enumerate(weights)]
     ours = samples(list(zip(weights, prefixes, strict=True)), num_samples=num_samples)
     assert_same_samples(ours, megatron.build(prefixes, tmp_path, weights=weights, num_samples=num_samples))
 
