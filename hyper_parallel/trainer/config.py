@@ -197,14 +197,15 @@ def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:
     if not (isinstance(train, TextDataLoader.Config) and isinstance(held_out, TextDataLoader.Config)):
         return
     own = "sources are given" if train.sources else f"path is {train.path!r}" if train.path is not None else None
-    of_package = held_out.path is None and not held_out.sources and held_out.source != "synthetic"
-    if own is not None and of_package:
+    if held_out.path is not None or held_out.sources:
+        return
+    if own is not None:
         yield Fault(
             "validator.dataloader.path",
             f"not given, but dataloader.{own}: the embedded corpus is not held-out data of that",
             "give a file of held-out text",
         )
-    elif of_package and train.source != "synthetic" and held_out.split == train.split:
+    elif held_out.split == train.split:
         yield Fault(
             "validator.dataloader.split",
             f"{held_out.split} is also what dataloader.split trains on",

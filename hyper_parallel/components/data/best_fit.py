@@ -45,6 +45,10 @@ class BestFitPacking(Packing):
         self._members = np.array([piece for row in rows for piece in row], np.int64)
         self._offsets = np.cumsum([0, *map(len, rows)])
 
+    @property
+    def tokens_per_epoch(self) -> int:
+        return int(self._pieces.lengths.sum())
+
     def _rows(self, epoch: int, rows_B: npt.NDArray[np.int64]) -> PackedRows:
         first_B, count_B = self._offsets[rows_B], self._offsets[rows_B + 1] - self._offsets[rows_B]
         columns_N = np.arange(max(count_B, default=0))

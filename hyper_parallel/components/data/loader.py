@@ -92,13 +92,14 @@ class TextDataLoader(BaseDataLoader):
         within windows; an epoch has no known length."""
         shuffle_window: int | None = None
         """Documents of a stream that are shuffled and packed together. None: 1024."""
-        packing: Literal["concat", "best_fit", "pad"] = "concat"
+        packing: Literal["concat", "best_fit", "pad", "megatron"] = "concat"
         """concat: documents one after the other, cut into full rows. best_fit: whole documents, rows padded.
-        pad: one document a row, padded."""
+        pad: one document a row, padded. megatron: .bin and .idx as Megatron-LM cuts and orders them."""
         packing_cost: Cost = "total"
         """What best_fit keeps even. total: rows are as full as can be. trained: rows train equally many tokens."""
         document_mask: bool = True
-        """Tokens attend within their document, at positions from 0. Off: to all of the row before them."""
+        """Tokens attend within their document, at positions from 0. Off: to all of the row before them; with megatron
+        the first token of a document is then trained too, as it is there by default."""
         shuffle: bool = True
         """Another order of documents and rows in each epoch, from the training seed. Off: the order of the file."""
         num_workers: int = 0

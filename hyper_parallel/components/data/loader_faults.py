@@ -25,6 +25,8 @@ def loader_faults(config: TextDataLoader.Config) -> Iterator[Fault]:
     if config.reading == "ahead" and config.shuffle_window is not None:
         fact = f"{config.shuffle_window} is given, but reading is ahead, which shuffles all documents"
         yield Fault("shuffle_window", fact, "remove it, or set reading stream")
+    if config.packing == "megatron":
+        yield from _megatron_faults(config)
     if config.packing != "best_fit" and config.packing_cost != "total":
         yield Fault("packing_cost", f"{config.packing_cost} is given, but packing is {config.packing}", "set best_fit")
 
@@ -82,3 +84,13 @@ def _field_faults(config: TextDataLoader.Config) -> Iterator[Fault]:
         synthetic = config.source == "synthetic"
         source = config.path or ("synthetic data" if synthetic else "the corpus in the package")
         yield Fault("text_field", f"{config.text_field!r} is given, but {source} has no such fields", "remove it")
+
+
+def _megatron_faults(config: TextDataLoader.Config) -> Iterator[Fault]:
+    for name, only in (("reading", "ahead"), ("shuffle", True), ("documents", None), ("transform", None)):
+        if (value := getattr(config, name)) != only:
+            yield Fault(name, f"{value} is given, but packing is megatron", f"set {only}, or choose another packing")
+    if config.stopping != "repeat":
+        yield Fault("stopping", f"{config.stopping} is given, but packing is megatron", "set repeat")
+    if config.weigh_by != "tokens":
+        yield Fault("weigh_by", f"{config.weigh_by} is given, but packing is megatron", "set tokens")

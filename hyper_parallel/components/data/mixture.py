@@ -48,7 +48,8 @@ class Mixture:
             fact = f"an epoch of {counts.sum()} rows holds none of source {source}, whose share is {rates[source]:.2g}"
             raise ConfigError.one("dataloader.weights", fact, "give it more weight, or leave it out")
         self._packings = packings
-        self._counts = counts
+        self.rows_of_each: npt.NDArray[np.int64] = counts
+        """Rows of each source in an epoch."""
         # What a source has taken before an epoch: all of its earlier rows, or as many whole passes as it began.
         self._strides = counts if stopping == "repeat" else -(-counts // rows) * rows
         self._seed = seed
@@ -83,9 +84,9 @@ class Mixture:
         if self._order is None or self._order[0] != epoch:
             total = self.rows_per_epoch
             chance = np.full(total, 0.5) if self._seed is None else random_numbers("mixture", total, self._seed, epoch)
-            numbers = np.concatenate([np.arange(count) for count in self._counts])
-            order = np.argsort((numbers + chance) / np.repeat(self._counts, self._counts), kind="stable")
-            sources = np.repeat(np.arange(len(self._counts)), self._counts)
+            numbers = np.concatenate([np.arange(count) for count in self.rows_of_each])
+            order = np.argsort((numbers + chance) / np.repeat(self.rows_of_each, self.rows_of_each), kind="stable")
+            sources = np.repeat(np.arange(len(self.rows_of_each)), self.rows_of_each)
             self._order = (epoch, sources[order], numbers[order])
         return self._order[1:]
 

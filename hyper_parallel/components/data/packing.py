@@ -56,6 +56,11 @@ class Packing(ABC):
             self._row_order = (epoch, epoch_permutation("rows", self.rows_per_epoch, self._seed, epoch))
         return self._rows(epoch, self._row_order[1][places_B])
 
+    @property
+    def tokens_per_epoch(self) -> int:
+        """Tokens in the rows of one pass over the documents, without padding."""
+        return self.rows_per_epoch * self._seq_len
+
     def left_over(self, epoch: int) -> list[Document]:
         """What the rows of `epoch` leave out."""
         return []
@@ -143,6 +148,10 @@ class PadPacking(Packing):
         super().__init__(documents, seq_len=seq_len, pad_id=pad_id, seed=seed)
         self._pieces = cut_into_pieces(documents, seq_len)
         self.rows_per_epoch = len(self._pieces.starts)
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return int(self._pieces.lengths.sum())
 
     def _rows(self, epoch: int, rows_B: npt.NDArray[np.int64]) -> PackedRows:
         return gather(self._documents, self._pieces, rows_B[:, None], self._seq_len, self._pad_id)

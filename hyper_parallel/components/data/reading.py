@@ -72,9 +72,18 @@ class DocumentReader:
 
 
 def read_documents(
-    source: Source, transform: Transform, *, vocab_size: int, limit: int | None = None, on_error: OnError = "raise"
+    source: Source,
+    records: Iterator[Mapping[str, Any]],
+    transform: Transform,
+    *,
+    vocab_size: int,
+    limit: int | None = None,
+    on_error: OnError = "raise",
 ) -> TokenizedDocuments:
     """All documents of a source, or the first `limit` of them. Needs memory for one batch of texts.
+
+    Args:
+        records: what iterating over the source gives.
 
     Raises:
         ConfigError: the source cannot be read, or a document of it.
@@ -82,7 +91,7 @@ def read_documents(
     digest = hashlib.blake2b(digest_size=16)
     reader = DocumentReader(transform, on_error, digest)
     writer = DocumentWriter(vocab_size)
-    for document in reader.read(islice(iter(source), limit), type(source).__name__):
+    for document in reader.read(islice(records, limit), type(source).__name__):
         writer.add(document)
     reader.count_unreadable(getattr(source, "skipped", 0))
     return writer.finish(digest.hexdigest(), dict(reader.counts))

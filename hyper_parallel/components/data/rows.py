@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hyper_parallel.assets import CORPUS_FILES
 from hyper_parallel.components.data.best_fit import BestFitPacking
 from hyper_parallel.components.data.documents import TokenizedDocuments
+from hyper_parallel.components.data.gpt_rows import GPTRows
 from hyper_parallel.components.data.mixture import Mixture
 from hyper_parallel.components.data.packing import ConcatPacking, Packing, PadPacking
 from hyper_parallel.components.data.reading import read_documents
@@ -47,30 +48,48 @@ def numbered_rows(
     Raises:
         ConfigError: the data cannot be read, or gives fewer rows than one step takes.
     """
+    if config.packing == "megatron":
+        gpt_rows = _gpt_rows(config, tokenizer, seq_len, seed)
+        if gpt_rows.rows_per_epoch < global_batch_size:
+            raise _too_few(config, [], gpt_rows.rows_per_epoch, seq_len, global_batch_size)
+        return gpt_rows, {"dataloader.path": f"megatron {gpt_rows.fingerprint}"}
     data = [documents for _, documents in read_sources(config, tokenizer, seq_len, seed)]
-    packings = [make_packing(config, documents, tokenizer, seq_len, seed) for documents in data]
-    rows: NumberedRows = packings[0]
+    rows, _ = packed_rows(config, data, tokenizer, seq_len, seed)
     fingerprint: dict[str, Any] = {
         "dataloader.path": f"{'synthetic' if config.source == 'synthetic' else 'text'} "
         + " ".join(documents.texts_digest for documents in data),
         "tokenizer": "token ids " + " ".join(documents.tokens_digest for documents in data),
     }
-    if len(packings) > 1:
-        for i, packing in enumerate(packings):
-            if packing.rows_per_epoch == 0:
-                raise ConfigError.one(f"dataloader.sources.{i}", "gives not one row", "give a longer source")
-        shares = [
-            # As many rows as hold the wanted part of the tokens, or of the documents.
-            weight * packing.rows_per_epoch / len(documents.token_ids if by_tokens(config) else documents.lengths)
-            for weight, packing, documents in zip(_weights(config), packings, data, strict=True)
-        ]
-        rows = Mixture(packings, shares, stopping=config.stopping, seed=seed if config.shuffle else None)
+    if len(data) > 1:
         fingerprint |= _mixture_fingerprint(config) | {"dataloader.stopping": config.stopping}
     if config.packing == "best_fit":
         fingerprint["dataloader.packing_cost"] = config.packing_cost
     if rows.rows_per_epoch < global_batch_size:
         raise _too_few(config, data, rows.rows_per_epoch, seq_len, global_batch_size)
     return rows, fingerprint
+
+
+def packed_rows(
+    config: TextDataLoader.Config, data: list[TokenizedDocuments], tokenizer: BaseTokenizer, seq_len: int, seed: int
+) -> tuple[NumberedRows, list[Packing]]:
+    """(the rows of all sources together, those of each).
+
+    Raises:
+        ConfigError: one of several sources gives no row.
+    """
+    packings = [make_packing(config, documents, tokenizer, seq_len, seed) for documents in data]
+    if len(packings) == 1:
+        return packings[0], packings
+    for i, packing in enumerate(packings):
+        if packing.rows_per_epoch == 0:
+            raise ConfigError.one(f"dataloader.sources.{i}", "gives not one row", "give a longer source")
+    shares = [
+        # As many rows as hold the wanted part of the tokens, or of the documents.
+        weight * packing.rows_per_epoch / len(documents.token_ids if by_tokens(config) else documents.lengths)
+        for weight, packing, documents in zip(_weights(config), packings, data, strict=True)
+    ]
+    order_seed = seed if config.shuffle else None
+    return Mixture(packings, shares, stopping=config.stopping, seed=order_seed), packings
 
 
 def streamed_rows(
@@ -113,9 +132,16 @@ def streamed_rows(
 
 
 def read_sources(
-    config: TextDataLoader.Config, tokenizer: BaseTokenizer, seq_len: int, seed: int
+    config: TextDataLoader.Config,
+    tokenizer: BaseTokenizer,
+    seq_len: int,
+    seed: int,
+    watch: Callable[[Iterator[Any], str], Iterator[Any]] = lambda records, name: records,
 ) -> Iterator[NamedDocuments]:
     """The documents of each source, one source after the other.
+
+    Args:
+        watch: sees the records of the source of a name go by, as a progress bar does.
 
     Raises:
         ConfigError: a source cannot be read.
@@ -133,6 +159,7 @@ def read_sources(
             else:
                 documents = read_documents(
                     source,
+                    watch(iter(source), name),
                     _transform_of(config, source, tokenizer, seq_len),
                     vocab_size=tokenizer.vocab_size,
                     limit=config.documents,
@@ -152,7 +179,8 @@ def make_packing(
     }
     if config.packing == "best_fit":
         return BestFitPacking(documents, **arguments, cost=config.packing_cost)
-    return (ConcatPacking if config.packing == "concat" else PadPacking)(documents, **arguments)
+    # Rows of packing megatron are numbered by GPTRows; they are as many, and as full, as those of concat.
+    return (PadPacking if config.packing == "pad" else ConcatPacking)(documents, **arguments)
 
 
 def by_tokens(config: TextDataLoader.Config) -> bool:
@@ -186,6 +214,29 @@ def _open_sources(config: TextDataLoader.Config) -> Iterator[tuple[str, Source]]
                 fact = f"{type(source).__qualname__} has no {', '.join(lacks)}"
                 raise ConfigError.one("dataloader.path", fact, "write them, as hyper_parallel...sources.Source says")
         yield _name(choice, source), source
+
+
+def _gpt_rows(config: TextDataLoader.Config, tokenizer: BaseTokenizer, seq_len: int, seed: int) -> GPTRows:
+    prefixes = []
+    for name, source in _open_sources(config):
+        if not isinstance(source, IndexedSource):
+            fact = f"megatron is given, but {name} is no pair of .bin and .idx"
+            raise ConfigError.one(
+                "dataloader.packing", fact, "make one with data_tools prepare, or choose another packing"
+            )
+        prefixes.append(source.dataset.prefix)
+    rows = GPTRows(
+        prefixes,
+        config.weights or None,
+        seq_len=seq_len,
+        seed=seed,
+        eod_token_id=tokenizer.eos_id,
+        pad_token_id=tokenizer.pad_id,
+        vocab_size=tokenizer.vocab_size,
+        document_mask=config.document_mask,
+    )
+    logger.info("%s data: %s samples an epoch of %s", config.split, f"{rows.rows_per_epoch:,}", ", ".join(prefixes))
+    return rows
 
 
 def _name(choice: Buildable[Source], source: Source) -> str:
@@ -251,14 +302,16 @@ def _mixture_fingerprint(config: TextDataLoader.Config) -> dict[str, Any]:
 def _too_few(
     config: TextDataLoader.Config, data: list[TokenizedDocuments], rows: int, seq_len: int, global_batch_size: int
 ) -> ConfigError:
-    documents, tokens = sum(len(each.lengths) for each in data), sum(len(each.token_ids) for each in data)
-    drawn = config.source == "synthetic"
+    drawn, read = config.source == "synthetic", ""
+    if data:
+        documents, tokens = sum(len(each.lengths) for each in data), sum(len(each.token_ids) for each in data)
+        read = f" ({documents} documents, {tokens} tokens)"
     name = config.path or ("synthetic data" if drawn else f"the embedded {config.split} corpus")
     if config.sources:
         name = f"all of the {len(config.sources)} sources"
     return ConfigError.one(
         "dataloader.documents" if drawn else "dataloader.sources" if config.sources else "dataloader.path",
-        f"{name} ({documents} documents, {tokens} tokens) gives {rows} rows of training.seq_len {seq_len}, "
+        f"{name}{read} gives {rows} rows of training.seq_len {seq_len}, "
         f"fewer than training.global_batch_size {global_batch_size}",
         f"give more {'documents' if drawn else 'text'} or smaller sizes",
     )

@@ -108,7 +108,7 @@ def test_bad_lines_are_skipped_and_counted_when_asked(tmp_path, caplog):
     path.write_bytes(b"\n".join(lines))
     source = choose_source(str(path)).build(on_error="skip")
     transform = PlainTextTransform.Config().build(tokenizer=NumberTokenizer(), seq_len=8)
-    documents = read_documents(source, transform, vocab_size=10, on_error="skip")
+    documents = read_documents(source, iter(source), transform, vocab_size=10, on_error="skip")
     assert documents.token_ids.tolist() == [1, 2, 9, 3, 9]
     assert documents.counts == {"unreadable documents skipped": 4, "empty texts left out": 1}
     assert [record.message.partition(" is ")[0] for record in caplog.records] == [

@@ -44,7 +44,7 @@ def documents_of(tokenizer, tmp_path, *chats, template=PLAIN, seq_len=200):
     config = ChatTransform.Config(template=str(tmp_path / "template.jinja"))
     transform = config.build(tokenizer=tokenizer, seq_len=seq_len)
     source = [Record({"messages": chat}, f"chats.jsonl:{i + 1}") for i, chat in enumerate(chats)]
-    return read_documents(source, transform, vocab_size=tokenizer.vocab_size)
+    return read_documents(source, iter(source), transform, vocab_size=tokenizer.vocab_size)
 
 
 def trained_text(tokenizer, documents) -> str:

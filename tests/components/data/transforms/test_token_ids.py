@@ -17,7 +17,7 @@ TOKENIZER = TokenIdTokenizer.Config(vocab_size=100).build()
 def documents_of(*records: dict, **config):
     transform = TokenIdsTransform.Config(**config).build(tokenizer=TOKENIZER, seq_len=8)
     source = [Record(record, f"data row {i}") for i, record in enumerate(records)]
-    return read_documents(source, transform, vocab_size=100)
+    return read_documents(source, iter(source), transform, vocab_size=100)
 
 
 def refusal(record: dict, **config) -> str:
