@@ -238,7 +238,7 @@ class _Preparation:
                 "command goes on from there"
             ) from error
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
     def _batches(self) -> Iterator[_Batch]:
         """The texts from the position on."""

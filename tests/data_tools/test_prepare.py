@@ -295,9 +295,11 @@ def test_a_worker_that_is_killed_is_told_and_the_next_run_goes_on(tmp_path, toke
 def peak_kilobytes(tokenizer: Path, prefix: Path, lines: Path) -> tuple[int, int]:
     """The largest resident sets, in KiB, of the tool and of one of its workers."""
     code = (
-        "import resource, sys; from hyper_parallel.data_tools.__main__ import main; code = main(sys.argv[1:]); "
-        "import atexit; print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, "
-        "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        "import pathlib, re, resource, sys; from hyper_parallel.data_tools.__main__ import main; "
+        "code = main(sys.argv[1:]); "
+        # Of itself, ru_maxrss would be that of the process that has forked it.
+        "own = re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1]; "
+        "print(code, own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
     command = [sys.executable, "-c", code, "prepare", "--tokenizer", tokenizer, "--input", lines]
     command += ["--output-prefix", prefix]
