@@ -120,7 +120,8 @@ class HuggingFaceTokenizer(BaseTokenizer):
 
         text, spans = answer_spans(self._tokenizer, messages, template)
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        trained = [any(begin <= start < end for begin, end in spans) for start, _ in encoding["offset_mapping"]]
+        # A token that begins before an answer and reaches into it is of the answer: nothing else says its beginning.
+        trained = [any(a < end and start < b for a, b in spans) for start, end in encoding["offset_mapping"]]
         return encoding["input_ids"], trained
 
     def save(self, folder: Path) -> None:

@@ -141,7 +141,7 @@ def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
     """Optimizer steps of the whole run: `training.steps`, or what `training.epochs` hold, or DEFAULT_STEPS.
 
     Raises:
-        ConfigError: the learning-rate schedule does not fit into that many steps.
+        ConfigError: the learning-rate schedule does not fit into that many steps, or nobody knows how many there are.
     """
     training = config.training
     if training.steps is not None:
@@ -149,6 +149,12 @@ def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
     if training.epochs is None:
         steps = DEFAULT_STEPS
     else:
+        if dataloader.rows_per_epoch is None:
+            raise ConfigError.one(
+                "training.epochs",
+                f"{training.epochs} is given, but nobody knows the length of streamed data",
+                "give training.steps instead",
+            )
         # At least 1: a dataloader has rows for one step, or it refuses to be built.
         steps = training.epochs * dataloader.rows_per_epoch // training.global_batch_size
     raise_faults(schedule_faults(config, steps))

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 class BaseDataLoader(Configurable, Iterator[MicroBatches]):
     """An endless iterator; one item is one optimizer step, the same number of steps on every rank."""
 
-    rows_per_epoch: int
-    """Rows of one pass over the data, over all ranks."""
+    rows_per_epoch: int | None
+    """Rows of one pass over the data, over all ranks. None: the data is streamed, so nobody knows before its end."""
 
     @abstractmethod
     def __next__(self) -> MicroBatches:
@@ -162,17 +162,8 @@ class TextDataLoader(BaseDataLoader):
         self._items: Iterator[tuple[MicroBatches, dict[str, Any]]] | None = None
 
     @property
-    def rows_per_epoch(self) -> int:
-        """Rows of one pass over the data, over all ranks.
-
-        Raises:
-            ConfigError: the data is streamed, so nobody knows before the end.
-        """
-        if self._numbered is None:
-            raise ConfigError.one(
-                "training.epochs", "the length of streamed data is not known", "give training.steps instead"
-            )
-        return self._numbered.rows_per_epoch
+    def rows_per_epoch(self) -> int | None:
+        return None if self._numbered is None else self._numbered.rows_per_epoch
 
     def __next__(self) -> MicroBatches:
         if self._items is None:

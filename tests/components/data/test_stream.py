@@ -5,7 +5,9 @@ import pytest
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.target import Target
+from hyper_parallel.trainer.phases import plan_steps
 from tests.components.data.numbers import EOS, build_loader, counted_documents, rows_of, write_documents
+from tests.trainer.runs import tiny_config
 
 LENGTHS = [3, 7, 2, 9, 1, 5, 4, 8, 6, 2, 3, 11, 1]
 OPTIONS = {"seq_len": 4, "micro": 2, "batch": 4, "reading": "stream", "shuffle_window": 4}
@@ -215,11 +217,16 @@ def test_other_data_and_another_window_are_refused(path, tmp_path):
     assert refused(path, reading="ahead", shuffle_window=None) == ["dataloader.path"]
 
 
-def test_the_length_of_a_stream_is_not_known(path):
-    with pytest.raises(
-        ConfigError, match=r"^training\.epochs: the length of streamed data is not known; give training"
-    ):
-        _ = build_loader(path, **OPTIONS).rows_per_epoch
+def test_the_length_of_a_stream_is_not_known(path, tmp_path):
+    assert build_loader(path, **OPTIONS).rows_per_epoch is None
+    config = tiny_config(tmp_path, steps=5, epochs=2)
+    config.training.steps = None
+    config.dataloader = TextDataLoader.Config(path=path, reading="stream", source="jsonl")
+    with pytest.raises(ConfigError) as caught:
+        plan_steps(config, build_loader(path, **OPTIONS))
+    assert str(caught.value) == (
+        "training.epochs: 2 is given, but nobody knows the length of streamed data; give training.steps instead"
+    )
 
 
 def test_settings_without_effect_are_refused(path):

@@ -73,6 +73,13 @@ def test_the_tokens_are_those_that_transformers_gives(tokenizer, tmp_path):
         assert not any(whole["assistant_masks"][n:])
 
 
+def test_a_token_that_reaches_into_an_answer_is_trained(tokenizer, tmp_path):
+    """The template ends the prompt in a blank, which is one token with the first letter of the answer."""
+    template = PLAIN.replace("<assistant>", "assistant: ").replace("<{{ m.role }}>", "{{ m.role }}: ")
+    documents = documents_of(tokenizer, tmp_path, CHAT[1:3], template=template)
+    assert trained_text(tokenizer, documents) == " A friend.<|endoftext|>"
+
+
 def test_a_turn_that_ends_with_another_token_than_eos(tokenizer, tmp_path):
     """Without EOS in the template the last answer goes to the end of the text, and EOS is added."""
     documents = documents_of(tokenizer, tmp_path, CHAT[1:3], template=CHATML)
