@@ -116,6 +116,9 @@ class TrainerConfig(Configurable.Config):
                 yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
         if self.training.steps is not None and self.training.steps >= 1:
             yield from schedule_faults(self, self.training.steps)
+        if self.training.epochs is not None and getattr(self.dataloader, "reading", None) == "stream":
+            fact = f"{self.training.epochs} is given, but nobody knows the length of streamed data"
+            yield Fault("training.epochs", fact, "give training.steps, or set dataloader.reading ahead")
         yield from _validation_faults(self)
         yield from _profiler_faults(self, world_size)
 

@@ -59,13 +59,13 @@ class TextDataLoader(BaseDataLoader):
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         source: Literal[
-            "auto", "text", "txt", "jsonl", "parquet", "arrow", "csv", "indexed", "huggingface", "synthetic"
-        ] = "auto"
-        """What `path` is. auto (text in older configs): what is found there. synthetic: random token ids from the
-        training seed, seq_len of them in each document, and no path."""
+            "text", "txt", "jsonl", "parquet", "arrow", "csv", "pt", "indexed", "huggingface", "synthetic"
+        ] = "text"
+        """What `path` is. text: what is found there. synthetic: random token ids from the training seed, seq_len of
+        them in each document, and no path."""
         path: str | None = None
-        """File, folder or pattern (.txt is one document; .jsonl(.gz, .zst), .parquet, .arrow and .csv hold one a line
-        or row), prefix of a .bin and .idx, or name on the Hugging Face hub. None: the corpus in the package."""
+        """File, folder or pattern (.txt is one document; .jsonl(.gz, .zst), .parquet, .arrow, .csv and .pt hold many),
+        prefix of a .bin and .idx, or name on the Hugging Face hub. None: the corpus in the package."""
         split: Literal["train", "validation"] = "train"
         """Part to read of the corpus in the package or of a Hugging Face data set. Files are read as a whole."""
         subset: str | None = None
@@ -82,7 +82,7 @@ class TextDataLoader(BaseDataLoader):
         """End of an epoch of several sources. first_exhausted: when one ends, and all begin anew. all_exhausted: when
         all have ended, shorter ones repeat. repeat: after as many rows as they have together, each goes on."""
         transform: Buildable[Transform] | None = slot(None, runtime="tokenizer seq_len")
-        """What makes token ids of a document. None: plain text of `text_field`; .bin and .idx are token ids already."""
+        """What makes token ids of a document. None: plain text of `text_field`; .bin, .idx and .pt are token ids."""
         on_error: OnError = "raise"
         """raise: stop at a document that cannot be read. skip: leave it out, and count it."""
         documents: int | None = None

@@ -36,7 +36,7 @@ def _sources_faults(config: TextDataLoader.Config) -> Iterator[Fault]:
         for name in ("path", "subset"):
             if (value := getattr(config, name)) is not None:
                 yield Fault(name, f"{value} is given, and sources too", "remove one of the two")
-        if config.source not in ("auto", "text"):
+        if config.source != "text":
             yield Fault("source", f"{config.source} is given, and sources too", "remove one of the two")
         if config.weights and len(config.weights) != len(config.sources):
             yield Fault("weights", f"{len(config.weights)} for {len(config.sources)} sources", "give each one")
@@ -58,13 +58,13 @@ def _sources_faults(config: TextDataLoader.Config) -> Iterator[Fault]:
     elif config.path is None:
         if config.subset is not None:
             yield Fault("subset", f"{config.subset} is given, but no path", "give the name of the data set")
-        if config.source not in ("auto", "text"):
+        if config.source != "text":
             yield Fault("path", f"not given, but source is {config.source}", "give a path")
     else:
         try:
             choice = choose_source(
                 config.path,
-                kind=None if config.source in ("auto", "text") else config.source,
+                kind=None if config.source == "text" else config.source,
                 subset=config.subset,
                 split=config.split,
             )

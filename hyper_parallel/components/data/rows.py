@@ -14,7 +14,13 @@ from hyper_parallel.components.data.gpt_rows import GPTRows
 from hyper_parallel.components.data.mixture import Mixture
 from hyper_parallel.components.data.packing import ConcatPacking, Packing, PadPacking
 from hyper_parallel.components.data.reading import read_documents
-from hyper_parallel.components.data.sources import IndexedSource, JsonLinesSource, Source, choose_source
+from hyper_parallel.components.data.sources import (
+    IndexedSource,
+    JsonLinesSource,
+    Source,
+    TorchFileSource,
+    choose_source,
+)
 from hyper_parallel.components.data.sources.synthetic import DEFAULT_COUNT, synthetic_documents
 from hyper_parallel.components.data.steps import NumberedRows
 from hyper_parallel.components.data.stream import RowStream, StreamedRows, StreamSettings
@@ -196,7 +202,7 @@ def _open_sources(config: TextDataLoader.Config) -> Iterator[tuple[str, Source]]
         logger.info("%s data: no path given, using the embedded Shakespeare corpus %s", config.split, file.name)
         choices = [JsonLinesSource.Config(path=str(file))]
     else:
-        kind = None if config.source in ("auto", "text") else config.source
+        kind = None if config.source == "text" else config.source
         choices = [
             choose_source(
                 config.path,
@@ -247,8 +253,8 @@ def _name(choice: Buildable[Source], source: Source) -> str:
 def _transform_of(config: TextDataLoader.Config, source: Source, tokenizer: BaseTokenizer, seq_len: int) -> Transform:
     choice = config.transform
     if choice is None:
-        indexed = isinstance(source, IndexedSource)
-        choice = TokenIdsTransform.Config() if indexed else PlainTextTransform.Config(field=config.text_field)
+        of_ids = isinstance(source, IndexedSource | TorchFileSource)
+        choice = TokenIdsTransform.Config() if of_ids else PlainTextTransform.Config(field=config.text_field)
     transform = choice.build(tokenizer=tokenizer, seq_len=seq_len)
     if not isinstance(transform, Transform):
         fact = f"{type(transform).__qualname__} is no Transform"

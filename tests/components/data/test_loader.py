@@ -250,7 +250,7 @@ def test_settings_that_cannot_work_are_found_before_anything_is_built(tmp_path):
     missing, other = tmp_path / "missing.jsonl", tmp_path / "data.doc"
     other.write_text("a,b\n")
     assert faults_of() == []
-    known = ".txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow, .csv, .idx, .bin"
+    known = ".txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow, .csv, .pt, .idx, .bin"
     assert faults_of(str(missing)) == [f"path: {missing} does not exist; give a file of text ({known})"]
     assert faults_of(str(other)) == [
         f"path: {other} is of an unknown kind; give a file that ends in one of {known}, or say what it is with source"

@@ -82,7 +82,7 @@ def test_flags(files):
     loader = config.dataloader
     assert (loader.path, loader.packing, loader.packing_cost) == (jsonl, "best_fit", "trained")
     assert (loader.document_mask, loader.on_error) == (False, "skip")
-    assert "dataloader.source: expected one of auto, " in refusal("--dataloader.source", "json")
+    assert "dataloader.source: expected one of text, txt, " in refusal("--dataloader.source", "json")
     assert "dataloader.path: gone.jsonl does not exist; give a file of text" in refusal(
         "--dataloader.path", "gone.jsonl"
     )
@@ -146,7 +146,7 @@ def test_a_config_saved_before_there_were_sources_still_reads():
         "prefetch": 2,
     }
     loader = resolver.resolve_root(groups(**saved)).dataloader
-    assert loader == TextDataLoader.Config(source="text")
+    assert loader == TextDataLoader.Config()
     assert list(loader.faults()) == []
 
 

@@ -9,6 +9,7 @@ from hyper_parallel.components.data.sources.jsonl import JsonLinesSource
 from hyper_parallel.components.data.sources.parquet import ParquetSource
 from hyper_parallel.components.data.sources.source import FileSource, Record, Source
 from hyper_parallel.components.data.sources.text import TextSource
+from hyper_parallel.components.data.sources.torch_file import TorchFileSource
 
 __all__ = [
     "ArrowSource",
@@ -21,5 +22,6 @@ __all__ = [
     "Record",
     "Source",
     "TextSource",
+    "TorchFileSource",
     "choose_source",
 ]

@@ -17,9 +17,10 @@ from hyper_parallel.components.data.sources.parquet import ParquetSource
 from hyper_parallel.components.data.sources.paths import is_hub_name, is_saved_dataset
 from hyper_parallel.components.data.sources.source import FileSource
 from hyper_parallel.components.data.sources.text import TextSource
+from hyper_parallel.components.data.sources.torch_file import TorchFileSource
 from hyper_parallel.config.errors import ConfigError
 
-Kind = Literal["txt", "jsonl", "parquet", "arrow", "csv", "indexed", "huggingface"]
+Kind = Literal["txt", "jsonl", "parquet", "arrow", "csv", "pt", "indexed", "huggingface"]
 
 FILE_SOURCES: Mapping[Kind, type[FileSource]] = {
     "txt": TextSource,
@@ -27,6 +28,7 @@ FILE_SOURCES: Mapping[Kind, type[FileSource]] = {
     "parquet": ParquetSource,
     "arrow": ArrowSource,
     "csv": CsvSource,
+    "pt": TorchFileSource,
 }
 """The sources of files, by the name of their kind."""
 

@@ -16,6 +16,7 @@ from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.config.errors import ConfigError
 
 _INTEGERS = "iu"
+_LABELS = "labels"
 
 
 class TokenIdsTransform(Transform):
@@ -28,7 +29,8 @@ class TokenIdsTransform(Transform):
         field: str = "input_ids"
         """Field that holds the token ids."""
         labels_field: str | None = None
-        """Field that repeats the ids, with -100 in the place of those that are not trained. None: all are trained."""
+        """Field that repeats the ids, with -100 in the place of those that are not trained. None: `labels`, and where a
+        document has none, all of it is trained."""
         labels_shifted: bool = False
         """Each label stands beside the token that it is predicted from, instead of beside the same token."""
 
@@ -39,14 +41,18 @@ class TokenIdsTransform(Transform):
     def read(self, record: Record) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
         config = self._config
         ids = self._integers(record, config.field)
+        if "attention_mask" in record:  # what is masked out is padding, whatever ids stand there
+            ids = ids[self._real(record, len(ids))]
         beyond = ids[(ids < 0) | (ids >= self._tokenizer.vocab_size)]
         if len(beyond):
             fact = f"{record.where} holds the token id {beyond[0]}, and the tokenizer's go from 0 to "
             fact += f"{self._tokenizer.vocab_size - 1}"
             raise ConfigError.one("dataloader.path", fact, "give the tokenizer that made the ids")
-        if config.labels_field is None:
+        if config.labels_field is None and _LABELS not in record:
             return ids, None
-        labels = self._integers(record, config.labels_field)
+        labels = self._integers(record, config.labels_field or _LABELS)
+        if "attention_mask" in record:
+            labels = labels[self._real(record, len(labels))]
         if len(labels) != len(ids):
             fact = f"{record.where} has {len(ids)} token ids, but {len(labels)} labels"
             raise ConfigError.one("dataloader.transform.labels_field", fact, "mend the data")
@@ -72,6 +78,13 @@ class TokenIdsTransform(Transform):
 
     def to_bytes(self, content: Any) -> bytes:
         return b"".join(b"-" if part is None else part.astype("<i8").tobytes() for part in content)
+
+    def _real(self, record: Record, size: int) -> npt.NDArray[np.bool_]:
+        mask = self._integers(record, "attention_mask") != 0
+        if len(mask) != size:
+            fact = f"{record.where} has {size} token ids or labels, but an attention_mask of {len(mask)}"
+            raise ConfigError.one("dataloader.path", fact, "mend the data")
+        return mask
 
     def _integers(self, record: Record, field: str) -> npt.NDArray[np.int64]:
         value = field_of(record, field, "dataloader.transform.field", "token ids")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from hyper_parallel.components.data.indexed import IndexedWriter
 from hyper_parallel.components.data.reading import read_documents
@@ -49,6 +50,18 @@ def test_labels_say_what_is_trained():
         assert documents.trained.tolist() == [False, False, False, True, True, True]
 
 
+def test_labels_are_found_by_their_name_and_padding_by_the_mask():
+    """Pad id 0 is also a token: 5 0 6 with padding on either side; what is real says the mask, never an id."""
+    left = {"input_ids": [0, 0, 5, 0, 6], "labels": [-100, -100, 5, 0, 6], "attention_mask": [0, 0, 1, 1, 1]}
+    right = {"input_ids": [5, 0, 6, 0, 0], "labels": [-100, 0, 6, -100, -100], "attention_mask": [1, 1, 1, 0, 0]}
+    documents = documents_of(left, right, {"input_ids": [7, 8]})
+    assert documents.token_ids.tolist() == [5, 0, 6, 5, 0, 6, 7, 8]
+    assert documents.trained.tolist() == [True] * 3 + [False, True, True] + [True] * 2
+    assert refusal({"input_ids": [1, 2], "attention_mask": [1]}) == (
+        "dataloader.path: data row 0 has 2 token ids or labels, but an attention_mask of 1; mend the data"
+    )
+
+
 def test_labels_that_do_not_repeat_the_ids_are_refused():
     record = {"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}
     assert refusal(record, labels_field="labels") == (
@@ -93,6 +106,26 @@ def test_a_column_of_ids(tmp_path):
     )
     assert [rows_of(next(loader)) for _ in range(2)] == [[(1, 2)], [(4, 5)]]
     loader.close()
+
+
+def test_files_of_torch(tmp_path):
+    torch.save([{"input_ids": torch.tensor([1, 2, 3])}, {"input_ids": [4, 5, 6]}], tmp_path / "list.pt")
+    torch.save({"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]])}, tmp_path / "columns.pt")
+    for name in ("list.pt", "columns.pt"):
+        for reading in ("ahead", "stream"):
+            loader = build_loader(str(tmp_path / name), seq_len=2, packing="pad", shuffle=False, reading=reading)
+            assert [rows_of(next(loader)) for _ in range(3)] == [[(1, 2)], [(4, 5)], [(1, 2)]]
+            loader.close()
+    torch.save({"input_ids": [[1]], "labels": []}, tmp_path / "columns.pt")
+    torch.save([[1, 2]], tmp_path / "list.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    for name, fact in {
+        "columns.pt": "has columns of 0, 1 documents; save columns of equal length",
+        "list.pt": "document 0 is a list, not a mapping of fields; save a list of mappings",
+        "text.pt": r"cannot be read \(",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"^dataloader\.path: {tmp_path / name} {fact}"):
+            build_loader(str(tmp_path / name), seq_len=2)
 
 
 # Pairs of .bin and .idx
