@@ -196,8 +196,8 @@ def test_a_script_that_cannot_train_tells_why_and_ends_with_code_2():
     result = run_script("--model.name=qwen3_moe", "--train.accelerator.pp_vpp=2", "--data.streaming")
     assert (result.returncode, result.stdout) == (2, "")
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == [
-        "data.streaming",
         "train.accelerator.pp_vpp",
+        "data.streaming",
     ]
     assert os.listdir() == ["script.py"]
 
