@@ -24,11 +24,13 @@ TOOLS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m hyper_parallel.data_tools", description=__doc__)
     tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
     for name, summary in TOOLS.items():
         tool_parser = tools.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        importlib.import_module(f"hyper_parallel.data_tools.{name}").add_arguments(tool_parser)
+        if name in argv[:1]:  # the others need not be imported
+            importlib.import_module(f"hyper_parallel.data_tools.{name}").add_arguments(tool_parser)
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

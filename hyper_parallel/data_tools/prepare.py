@@ -320,7 +320,7 @@ class _Output:
         self, prefix: str, dtype: Any, record: int | None, state: dict[str, Any] | None, *, is_part: bool
     ) -> None:
         self.prefix = prefix
-        self._state = state
+        self._state = state or {}
         # A part whose pair is there was finished before the run was killed.
         is_finished = is_part and state is not None and pair_paths(prefix).idx.exists()
         self._writer = None if is_finished else IndexedWriter(prefix, dtype, state=state and state["writer"])
@@ -340,6 +340,7 @@ class _Output:
 
     def add(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> None:
         """Adds documents, one after the other in `ids`."""
+        assert self._writer is not None, "a part is finished after all documents"
         if self._record is None:
             self._writer.add_documents(ids, lengths)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from multiprocessing.connection import wait
 from typing import Any
@@ -22,6 +23,7 @@ def start_worker(tokenizer: str, append_eod: bool) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _worker = FastTokenizer(tokenizer), append_eod
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends them
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -114,21 +114,28 @@ class GPTDataset:
         of_each: list[int | None] = [num_samples if len(datasets) == 1 else None] * len(datasets)
         if blend.weights is not None:
             taken = blend.samples_of_each(num_samples or 0)
-            self._blend(folders[0], blend.weights, None, sum(taken))
+            self._order, self._places = _blended(folders[0], blend.weights, None, sum(taken))
             of_each = list(map(samples_to_build, taken, np.bincount(self._order, minlength=len(datasets)).tolist()))
         self._members = []
         for dataset, folder, wanted in zip(datasets, folders, of_each, strict=True):
             count = len(dataset.sequence_lengths)
             first, last = (round(bound * count) for bound in bounds)
-            shape = {"seq_len": seq_len, "seed": seed, "num_samples": wanted, "drop_last": drop_last}
-            plan = SamplePlan.of(dataset.sequence_lengths, first, last, **shape)
+            plan = SamplePlan.of(
+                dataset.sequence_lengths,
+                first,
+                last,
+                seq_len=seq_len,
+                seed=seed,
+                num_samples=wanted,
+                drop_last=drop_last,
+            )
             _check_split(dataset, plan, split, split_name)
             self._members.append(_Member(dataset, plan, _indices(folder, dataset, plan)))
         weights = blend.weights
         if weights is None and len(datasets) > 1:
             sizes = [member.plan.num_samples for member in self._members]
             weights = [size / sum(sizes) for size in sizes]
-            self._blend(folders[0], weights, sizes, min(sum(sizes), num_samples or sum(sizes)))
+            self._order, self._places = _blended(folders[0], weights, sizes, min(sum(sizes), num_samples or sum(sizes)))
         members = [_key(member.dataset, member.plan) for member in self._members]
         self.fingerprint = digest_of({"members": members, "weights": weights})
         """Of the data and of all that shapes the samples' order: with the same one, sample k is the same tokens."""
@@ -197,15 +204,19 @@ class GPTDataset:
             )
         return ids, real
 
-    def _blend(self, folder: Path, weights: list[float], limits: list[int] | None, size: int) -> None:
-        """Finds which data set each sample comes from, and which of its samples it is."""
 
-        def build() -> dict[str, npt.NDArray[Any]]:
-            order = blend_order(weights, limits, size)
-            return {"dataset_index": order, "dataset_sample_index": places_within(order, len(weights))}
+def _blended(
+    folder: Path, weights: list[float], limits: list[int] | None, size: int
+) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
+    """(the data set that each sample comes from, which of its samples it is)."""
 
-        arrays = cached_arrays(folder, {"kind": "blend", "weights": weights, "limits": limits, "size": size}, build)
-        self._order, self._places = arrays["dataset_index"], arrays["dataset_sample_index"]
+    def build() -> dict[str, npt.NDArray[Any]]:
+        order = blend_order(weights, limits, size)
+        return {"dataset_index": order, "dataset_sample_index": places_within(order, len(weights))}
+
+    key = {"kind": "blend", "weights": weights, "limits": limits, "size": size}
+    arrays = cached_arrays(folder, key, build)
+    return arrays["dataset_index"], arrays["dataset_sample_index"]
 
 
 def _indices(folder: Path, dataset: IndexedDataset, plan: SamplePlan) -> SampleIndices:

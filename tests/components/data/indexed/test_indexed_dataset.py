@@ -4,6 +4,7 @@ import gc
 import pickle
 import shutil
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -67,6 +68,26 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path):
     for name, other in others.items():
         assert IndexedDataset(write_pair(tmp_path / "other", other)).fingerprint != fingerprint, name
     assert IndexedDataset(write_pair(tmp_path / "other", documents, np.int64)).fingerprint != fingerprint
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path):
+    peaks = {"write": [], "read": []}
+    for millions in (3, 6):
+        prefix = tmp_path / f"{millions}"
+        tracemalloc.start()
+        with IndexedWriter(prefix, np.uint16) as writer:
+            for _ in range(millions):
+                writer.add_documents(np.ones(1_000_000, np.uint16), np.ones(1_000_000, np.int32))
+        peaks["write"].append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        tracemalloc.start()
+        dataset = IndexedDataset(prefix)
+        assert dataset.fingerprint
+        assert dataset[millions * 1_000_000 - 1].tolist() == [1]
+        peaks["read"].append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    for small, large in peaks.values():
+        assert large < small + 100_000, peaks
 
 
 def damage(tmp_path, change_idx=None, change_bin=None) -> str:

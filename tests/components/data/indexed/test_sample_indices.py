@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hyper_parallel.components.data.indexed.pair_format import smallest_dtype
 from hyper_parallel.components.data.indexed.sample_indices import SamplePlan
 
 
@@ -41,6 +42,11 @@ def test_a_last_epoch_of_which_little_is_needed_is_shuffled_by_itself():
 def test_the_number_of_short_samples_is_exact_beyond_single_precision():
     # 2 ** 24 + 1 is no float32.
     assert plan_of([2**24 + 2], seq_len=2, drop_last=False).num_samples == 8_388_609
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32), (65_536, np.int32)])
+def test_the_dtype_is_that_of_megatrons_tools(vocab_size, dtype):
+    assert smallest_dtype(vocab_size) == dtype
 
 
 def test_windows_overlap_by_one_token_and_skip_empty_sequences():
