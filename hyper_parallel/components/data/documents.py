@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_HASHED_TOKENS = 1 << 20  # at a time, since they are widened for it
+_HASHED_TOKENS = 1 << 16  # at a time, since they are widened for it
 
 
 class Document(NamedTuple):
@@ -54,12 +54,12 @@ def tokens_digest(
     trained: npt.NDArray[np.bool_] | None = None,
 ) -> str:
     """Digest of documents, whatever type their ids are held in."""
-    digest = hashlib.blake2b(offsets.astype("<i8").tobytes(), digest_size=16)
+    digest = hashlib.blake2b(np.ascontiguousarray(offsets, "<i8"), digest_size=16)
     for start in range(0, len(token_ids), _HASHED_TOKENS):
-        digest.update(token_ids[start : start + _HASHED_TOKENS].astype("<u4").tobytes())
+        digest.update(token_ids[start : start + _HASHED_TOKENS].astype("<u4"))
     if trained is not None:
         for start in range(0, len(trained), _HASHED_TOKENS):
-            digest.update(np.packbits(trained[start : start + _HASHED_TOKENS]).tobytes())
+            digest.update(np.packbits(trained[start : start + _HASHED_TOKENS]))
     return digest.hexdigest()
 
 
