@@ -172,6 +172,7 @@ class _Preparation:
         tokens = sum(output.tokens for output in self._outputs)
         dropped = sum(len(output.rest) for output in self._outputs)
         if tokens == 0:
+            (self._folder / _PROGRESS).unlink(missing_ok=True)  # there is nothing to go on from
             remedy = "give more text or a smaller --pack-to-seq-len"
             fact = f"{', '.join(self._arguments.input)} gives no document" + f" ({dropped} tokens)" * bool(dropped)
             raise ConfigError.one("--input", fact, remedy)
