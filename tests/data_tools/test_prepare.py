@@ -84,6 +84,20 @@ def test_files_of_several_kinds_patterns_and_doubles_are_read_once(tmp_path, tok
     assert find_inputs([str(tmp_path / "*.jsonl*")]) == [str(tmp_path / "a.jsonl.gz"), str(one)]
 
 
+def test_tables_and_hugging_face_data_sets_are_read(tmp_path, tokenizer):
+    import datasets
+
+    data = datasets.DatasetDict(
+        {split: datasets.Dataset.from_dict({"body": bodies}) for split, bodies in (("a", ["1 2"]), ("b", ["3", "4"]))}
+    )
+    data.save_to_disk(str(tmp_path / "saved"))
+    data["b"].to_parquet(str(tmp_path / "b.parquet"))
+    field = ["--text-field", "body"]
+    prepare(tokenizer, tmp_path / "saved-b", "--input", tmp_path / "saved", "--split", "b", *field)
+    prepare(tokenizer, tmp_path / "parquet", "--input", tmp_path / "*.parquet", *field)
+    assert documents_of(tmp_path / "saved-b") == documents_of(tmp_path / "parquet") == [[3], [4]]
+
+
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_records_are_cut_in_each_partition_and_its_tail_is_dropped(tmp_path, tokenizer, partitions):
     documents = numbered(1000)
