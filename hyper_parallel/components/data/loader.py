@@ -196,6 +196,8 @@ class TextDataLoader(BaseDataLoader):
         if isinstance(self._items, BackgroundPrefetcher):
             self._items.close()
         self._items = None  # torch's iterator ends its worker processes when it goes
+        if self._streamed is not None:
+            self._streamed.tell_counts()
 
     def _start(self) -> Iterator[tuple[MicroBatches, dict[str, Any]]]:
         items = self._numbered_items() if self._streamed is None else self._streamed_items()

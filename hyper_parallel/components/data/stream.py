@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from hyper_parallel.components.data.steps import BatchShape, MicroBatches, as_it
 from hyper_parallel.components.data.transforms import Transform
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.platform import get_platform
+
+logger = logging.getLogger(__name__)
 
 MakePacking = Callable[[TokenizedDocuments], Packing]
 
@@ -72,7 +75,7 @@ class RowStream:
         self._packing: Packing | None = None
         self._units = 0
         self.counts: Counter[str] = Counter()
-        """What was done to documents since the last start, or why they were left out -> how many."""
+        """What was done to documents, or why they were left out -> how many; `tell_counts` begins anew."""
 
     @property
     def position(self) -> dict[str, Any]:
@@ -204,6 +207,13 @@ class StreamedRows:
         self._samples, self._used = state["samples_consumed"], list(state["used"])
         for stream, position in zip(self.streams, state["streams"], strict=True):
             stream.go_to(position)
+
+    def tell_counts(self) -> None:
+        """Logs what was done to documents since the last time, or why they were left out."""
+        for stream in self.streams:
+            for note, count in stream.counts.items():
+                logger.info("streamed data: %s %s", f"{count:,}", note)
+            stream.counts.clear()
 
     def steps(self, shape: BatchShape) -> Iterator[tuple[MicroBatches, dict[str, Any]]]:
         """(this rank's item, the state after it) from the present position on, without end."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from hyper_parallel.components.data import TextDataLoader
@@ -181,7 +183,7 @@ def test_what_is_no_source_is_refused():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_bad_document_stops_the_run_with_its_place(tmp_path, num_workers):
+def test_a_bad_document_stops_the_run_with_its_place(tmp_path, num_workers, caplog):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "1 2 3 4 5"}\n' * 9 + "broken\n")
     loader = build_loader(str(path), seq_len=4, reading="stream", shuffle_window=4, num_workers=num_workers)
@@ -189,9 +191,11 @@ def test_a_bad_document_stops_the_run_with_its_place(tmp_path, num_workers):
         steps_of(loader, 30)
     loader.close()
     skipping = build_loader(str(path), seq_len=4, reading="stream", shuffle_window=4, on_error="skip")
-    assert len(steps_of(skipping, 30)) == 30
-    (stream,) = skipping._streamed.streams
-    assert stream.counts["unreadable documents skipped"] >= 2
+    with caplog.at_level(logging.INFO, logger="hyper_parallel"):
+        assert len(steps_of(skipping, 30)) == 30
+    told = [line.split() for line in caplog.messages if line.startswith("streamed data: ")]
+    assert [line[3:] for line in told] == [["unreadable", "documents", "skipped"]]
+    assert int(told[0][2]) >= 2  # once an epoch, as far as the windows were read
 
 
 def test_a_stream_without_rows_is_refused(tmp_path):
