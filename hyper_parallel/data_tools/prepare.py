@@ -37,7 +37,7 @@ from hyper_parallel.components.data.indexed.indexed_writer import (
     publish,
 )
 from hyper_parallel.components.data.indexed.pair_format import pair_paths
-from hyper_parallel.components.data.sources import HuggingFaceSource, Source, choose_source
+from hyper_parallel.components.data.sources import FileSource, HuggingFaceSource, IndexedSource, choose_source
 from hyper_parallel.components.data.transforms import PlainTextTransform
 from hyper_parallel.config.errors import ConfigError, Fault, RunError, raise_faults
 from hyper_parallel.data_tools.fast_tokenizer import FastTokenizer
@@ -269,7 +269,7 @@ class _Preparation:
         # Also without texts, for the documents that were skipped at the very end.
         yield _Batch(texts, {"input": len(self._sources), "source": None, "skipped": skipped_before + skipped_texts})
 
-    def _source(self, path: str) -> Source:
+    def _source(self, path: str) -> FileSource | HuggingFaceSource | IndexedSource:
         arguments = self._arguments
         config = choose_source(path, subset=arguments.subset, split=arguments.split or "train")
         if arguments.split is not None and not isinstance(config, HuggingFaceSource.Config):
