@@ -127,6 +127,17 @@ def test_blends_are_the_same(tmp_path, weights, num_samples):
     assert_same_samples(ours, megatron.build(prefixes, tmp_path, weights=weights, num_samples=num_samples))
 
 
+def test_the_surplus_that_a_blend_builds_is_the_same(tmp_path):
+    # Each pair has the 100 samples that are taken of it, but half a percent more is a second epoch.
+    prefixes = [
+        write_pair(tmp_path / name, [list(range(first, first + 5)) for first in range(1, 400, 5)] + [[401]])
+        for name in ("one", "two")
+    ]
+    ours = samples([(1, prefix) for prefix in prefixes], num_samples=200)
+    assert [member.plan.epochs for member in ours._members] == [2, 2]
+    assert_same_samples(ours, megatron.build(prefixes, tmp_path, weights=(1, 1), num_samples=200))
+
+
 @pytest.mark.parametrize("num_samples", [None, 100, 10**6])
 def test_blends_by_size_are_the_same(tmp_path, num_samples):
     prefixes = [write_pair(tmp_path / f"data{i}", random_documents(20 + 90 * i, seed=i)) for i in range(3)]
