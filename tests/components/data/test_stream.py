@@ -134,11 +134,18 @@ def test_rows_are_shuffled_within_windows_and_otherwise_in_order(tmp_path):
 
 def test_a_stream_may_be_cut_to_its_first_documents(tmp_path):
     path = write_documents(tmp_path / "n.jsonl", [[i] for i in range(1000, 1020)])
+    options = {"seq_len": 1, "reading": "stream", "packing": "pad", "shuffle": False, "documents": 7}
     for window in (3, 4, 7):
-        loader = build_loader(
-            path, seq_len=1, reading="stream", packing="pad", shuffle=False, documents=7, shuffle_window=window
-        )
-        assert [row[0][0] for row in steps_of(loader, 14)] == [*range(1000, 1007)] * 2
+        loader, rows, states = build_loader(path, **options, shuffle_window=window), [], []
+        for _ in range(14):
+            states.append(loader.state_dict())
+            rows.append(rows_of(next(loader))[0][0])
+        loader.close()
+        assert rows == [*range(1000, 1007)] * 2
+        for step, state in enumerate(states):
+            resumed = build_loader(path, **options, shuffle_window=window)
+            resumed.load_state_dict(state)
+            assert [row[0][0] for row in steps_of(resumed, 14 - step)] == rows[step:]
 
 
 def test_a_source_of_ones_own():
