@@ -46,9 +46,13 @@ class HuggingFaceSource(Configurable):
 
     def __iter__(self) -> Iterator[Record]:
         if self._config.streaming:
-            for row in self._dataset:
+            import fsspec.asyn
+
+            fsspec.asyn.reset_lock()  # which a forked worker process may have inherited locked
+            # Not iter(dataset): within a worker process of torch that would give a part of the data alone.
+            for batch in self._dataset.iter(batch_size=1):
                 self._position += 1
-                yield self._record(row)
+                yield self._record({name: values[0] for name, values in batch.items()})
         else:
             while self._position < len(self._dataset):
                 row = self._dataset[self._position]

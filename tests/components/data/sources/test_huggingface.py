@@ -75,6 +75,17 @@ def test_a_name_of_the_hub_in_the_loader(hub, reading):
     ]
 
 
+def test_workers_read_all_of_a_stream(folder):
+    """Within a worker of torch a stream of `datasets` gives its share of the files alone, unless one takes care."""
+    options = {"seq_len": 4, "batch": 2, "packing": "pad", "reading": "stream", "shuffle_window": 4}
+    rows = {}
+    for num_workers in (0, 2):
+        loader = build_loader(str(folder), **options, num_workers=num_workers)
+        rows[num_workers] = [rows_of(next(loader)) for _ in range(20)]
+        loader.close()
+    assert rows[2] == rows[0]
+
+
 def test_a_name_that_the_hub_does_not_know(hub):
     with pytest.raises(ConfigError) as caught:
         build_loader("owner/nubmers", seq_len=4)
