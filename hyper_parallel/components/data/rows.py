@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hyper_parallel.assets import CORPUS_FILES
 from hyper_parallel.components.data.best_fit import BestFitPacking
 from hyper_parallel.components.data.documents import TokenizedDocuments
 from hyper_parallel.components.data.gpt_rows import GPTRows
 from hyper_parallel.components.data.mixture import Mixture
+from hyper_parallel.components.data.opening import at_source, open_sources, transform_of
 from hyper_parallel.components.data.packing import ConcatPacking, Packing, PadPacking
 from hyper_parallel.components.data.reading import read_documents
-from hyper_parallel.components.data.sources import (
-    IndexedSource,
-    JsonLinesSource,
-    Source,
-    TorchFileSource,
-    choose_source,
-)
+from hyper_parallel.components.data.sources import IndexedSource
 from hyper_parallel.components.data.sources.synthetic import DEFAULT_COUNT, synthetic_documents
 from hyper_parallel.components.data.steps import NumberedRows
 from hyper_parallel.components.data.stream import RowStream, StreamedRows, StreamSettings
-from hyper_parallel.components.data.transforms import PlainTextTransform, TokenIdsTransform, Transform
 from hyper_parallel.components.tokenizer import BaseTokenizer
-from hyper_parallel.config.configurable import Buildable
-from hyper_parallel.config.errors import ConfigError, Fault
+from hyper_parallel.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from hyper_parallel.components.data.loader import TextDataLoader
@@ -106,7 +97,7 @@ def streamed_rows(
     Raises:
         ConfigError: a source cannot be opened.
     """
-    sources = list(_open_sources(config))
+    sources = list(open_sources(config))
     settings = StreamSettings(
         window=config.shuffle_window or DEFAULT_WINDOW,
         limit=config.documents,
@@ -118,7 +109,7 @@ def streamed_rows(
     streams = [
         RowStream(
             source,
-            _transform_of(config, source, tokenizer, seq_len),
+            transform_of(config, source, tokenizer, seq_len),
             settings,
             lambda documents: make_packing(config, documents, tokenizer, seq_len, seed),
         )
@@ -158,15 +149,15 @@ def read_sources(
         documents = synthetic_documents(count, tokens=seq_len, tokenizer=tokenizer, seed=seed, split=config.split)
         yield _told(config, "synthetic", documents)
         return
-    for i, (name, source) in enumerate(_open_sources(config)):
-        with _at_source(config, i):
+    for i, (name, source) in enumerate(open_sources(config)):
+        with at_source(config, i):
             if isinstance(source, IndexedSource) and config.transform is None:
                 documents = _indexed_documents(source, config.documents)
             else:
                 documents = read_documents(
                     source,
                     watch(iter(source), name),
-                    _transform_of(config, source, tokenizer, seq_len),
+                    transform_of(config, source, tokenizer, seq_len),
                     vocab_size=tokenizer.vocab_size,
                     limit=config.documents,
                     on_error=config.on_error,
@@ -194,37 +185,9 @@ def by_tokens(config: TextDataLoader.Config) -> bool:
     return config.weigh_by == "tokens"
 
 
-def _open_sources(config: TextDataLoader.Config) -> Iterator[tuple[str, Source]]:
-    if config.sources:
-        choices = list(config.sources)
-    elif config.path is None:
-        file = CORPUS_FILES[config.split]
-        logger.info("%s data: no path given, using the embedded Shakespeare corpus %s", config.split, file.name)
-        choices = [JsonLinesSource.Config(path=str(file))]
-    else:
-        kind = None if config.source == "text" else config.source
-        choices = [
-            choose_source(
-                config.path,
-                kind=kind,  # type: ignore[arg-type]
-                subset=config.subset,
-                split=config.split,
-                streaming=config.reading == "stream",
-            )
-        ]
-    for i, choice in enumerate(choices):
-        with _at_source(config, i):
-            source = choice.build(on_error=config.on_error)
-            if not isinstance(source, Source):
-                lacks = [name for name in ("__iter__", "state_dict", "load_state_dict") if not hasattr(source, name)]
-                fact = f"{type(source).__qualname__} has no {', '.join(lacks)}"
-                raise ConfigError.one("dataloader.path", fact, "write them, as hyper_parallel...sources.Source says")
-        yield _name(choice, source), source
-
-
 def _gpt_rows(config: TextDataLoader.Config, tokenizer: BaseTokenizer, seq_len: int, seed: int) -> GPTRows:
     prefixes = []
-    for name, source in _open_sources(config):
+    for name, source in open_sources(config):
         if not isinstance(source, IndexedSource):
             fact = f"megatron is given, but {name} is no pair of .bin and .idx"
             raise ConfigError.one(
@@ -245,23 +208,6 @@ def _gpt_rows(config: TextDataLoader.Config, tokenizer: BaseTokenizer, seq_len: 
     return rows
 
 
-def _name(choice: Buildable[Source], source: Source) -> str:
-    path = getattr(choice, "path", None)
-    return path if isinstance(path, str) else type(source).__qualname__
-
-
-def _transform_of(config: TextDataLoader.Config, source: Source, tokenizer: BaseTokenizer, seq_len: int) -> Transform:
-    choice = config.transform
-    if choice is None:
-        of_ids = isinstance(source, IndexedSource | TorchFileSource)
-        choice = TokenIdsTransform.Config() if of_ids else PlainTextTransform.Config(field=config.text_field)
-    transform = choice.build(tokenizer=tokenizer, seq_len=seq_len)
-    if not isinstance(transform, Transform):
-        fact = f"{type(transform).__qualname__} is no Transform"
-        raise ConfigError.one("dataloader.transform", fact, "derive it from data.transforms.Transform")
-    return transform
-
-
 def _indexed_documents(source: IndexedSource, limit: int | None) -> TokenizedDocuments:
     """The pair as it lies on disk: nothing is copied."""
     offsets = source.dataset.document_offsets[: None if limit is None else limit + 1]
@@ -279,22 +225,6 @@ def _told(config: TextDataLoader.Config, name: str, documents: TokenizedDocument
         "".join(f"; {count:,} {note}" for note, count in documents.counts.items()),
     )
     return NamedDocuments(name, documents)
-
-
-@contextmanager
-def _at_source(config: TextDataLoader.Config, i: int) -> Iterator[None]:
-    """Faults of a path are told at the source that has it."""
-    try:
-        yield
-    except ConfigError as error:
-        if not config.sources:
-            raise
-        raise ConfigError(
-            Fault(
-                f"dataloader.sources.{i}" if fault.path == "dataloader.path" else fault.path, fault.fact, fault.remedy
-            )
-            for fault in error.faults
-        ) from error
 
 
 def _weights(config: TextDataLoader.Config) -> tuple[float, ...]:
