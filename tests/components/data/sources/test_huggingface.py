@@ -78,6 +78,7 @@ def test_a_name_of_the_hub_in_the_loader(hub, reading):
 def test_workers_read_all_of_a_stream(folder):
     """Within a worker of torch a stream of `datasets` gives its share of the files alone, unless one takes care."""
     options = {"seq_len": 4, "batch": 2, "packing": "pad", "reading": "stream", "shuffle_window": 4}
+    options["source"] = "huggingface"
     rows = {}
     for num_workers in (0, 2):
         loader = build_loader(str(folder), **options, num_workers=num_workers)
