@@ -23,7 +23,7 @@ from hyper_parallel.config.imports import import_family, import_object
 from hyper_parallel.config.overrides import Override
 from hyper_parallel.config.plain_sections import fill_targets
 from hyper_parallel.config.schema import field_slot, field_types
-from hyper_parallel.config.target import UNSET
+from hyper_parallel.config.target import Target
 from hyper_parallel.config.values import coerce, is_optional, shown
 from hyper_parallel.config.yaml_file import YamlFile
 
@@ -152,16 +152,18 @@ def save(tree: ConfigNode) -> None:
     """Writes the tree to ``<dump_folder>/config.yaml`` and ``config.json``, on rank 0 alone; each file at once or not.
 
     Raises:
-        ConfigError: the folder cannot be made or written.
+        ConfigError: a value cannot be written as text, or the folder cannot be made or written.
     """
     if int(os.environ.get("RANK", "0")) != 0:
         return
     folder = tree.dump_folder  # type: ignore[attr-defined]
-    saved = resolver.document(tree)
+    text = resolver.to_yaml(tree)
+    # A date, which YAML knows and JSON does not, is text there.
+    data = json.dumps(resolver.document(tree), indent=2, default=str)
     try:
         os.makedirs(folder, exist_ok=True)
-        _write(os.path.join(folder, "config.yaml"), resolver.to_yaml(tree))
-        _write(os.path.join(folder, "config.json"), json.dumps(saved, indent=2) + "\n")
+        _write(os.path.join(folder, "config.yaml"), text)
+        _write(os.path.join(folder, "config.json"), data + "\n")
     except OSError as error:
         raise ConfigError.one(
             "dump_folder", f"{folder!r} cannot be written: {error.strerror}", "give a folder that you may write to"
@@ -329,8 +331,8 @@ def _type_faults(tree: ConfigNode) -> Iterator[Fault]:
     for path, node in list(tree.traverse()):
         for f in dataclasses.fields(node):
             value = getattr(node, f.name)
-            if value is UNSET:
-                continue
+            if isinstance(node, Target) and f.name not in node.configured():
+                continue  # the callable's own default, whatever it says of it: many write `size: int = None`
             where = join(path, f.name)
             annotation = field_types(type(node))[f.name]
             if field_slot(f) and (strangers := list(_unbuildable(value, annotation, where))):

@@ -39,17 +39,13 @@ from hyper_parallel.trainer.callbacks import (
     TqdmCallback,
     TrainerState,
 )
-from hyper_parallel.trainer.config import TrainerConfig, schedule_faults
+from hyper_parallel.trainer.config import DEFAULT_STEPS, TrainerConfig, schedule_faults
 from hyper_parallel.trainer.step import FiniteGuard
 
 if TYPE_CHECKING:
     from hyper_parallel.trainer.base import BaseTrainer
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_STEPS = 100
-"""Length of a run that sets neither `training.steps` nor `training.epochs`."""
-
 
 ClipGradFn = Callable[[list[torch.nn.Parameter], float | None], torch.Tensor]
 """`(parameters, max_norm)` -> the norm before clipping; gradients are scaled in place, unless max_norm is None."""
