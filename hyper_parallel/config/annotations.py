@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 import typing
@@ -27,7 +28,7 @@ def class_annotations(cls: type) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         names = {**getattr(sys.modules.get(base.__module__), "__dict__", {}), **vars(base)}
-        found |= {name: resolved(each, names) for name, each in base.__dict__.get("__annotations__", {}).items()}
+        found |= {name: resolved(each, names) for name, each in inspect.get_annotations(base).items()}
     return found
 
 

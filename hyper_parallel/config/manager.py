@@ -98,6 +98,11 @@ def load(root: type[RootT], argv: Sequence[str], *, world_size: int, prog: str =
     if wants_help:
         _print_help(opened.tree, prog)
     written = overrides.apply(opened.tree, opened.flags)
+    raise_faults(
+        Fault(flag, f"{own} is the same setting and is given too", "keep one of them")
+        for path, flag in written.items()
+        if (own := resolver.spelled(path, opened.written)) in opened.flagged
+    )
     raise_faults(opened.faults(check(opened.tree, world_size), written))
     opened.tree.seal()
     return opened.tree

@@ -48,7 +48,8 @@ def test_faults(dotted, fault, tmp_path, monkeypatch):
     (tmp_path / "broken_by_need.py").write_text("import nowhere_at_all\n")
     (tmp_path / "broken_by_error.py").write_text("1 / 0\n")
     (tmp_path / "on_demand.py").write_text(
-        "def __getattr__(name):\n    raise (ImportError if name == 'Thing' else AttributeError)(f'{name} needs nowhere_at_all')\n"
+        "def __getattr__(name):\n"
+        "    raise (ImportError if name == 'Thing' else AttributeError)(f'{name} needs nowhere_at_all')\n"
     )
     (tmp_path / "a_script.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "package_of_mine").mkdir()

@@ -56,6 +56,18 @@ def test_every_moment_in_its_place(dump_folder: str) -> None:
     ]
 
 
+def test_one_that_cannot_be_made_ends_the_run_with_its_name(dump_folder: str) -> None:
+    config = tiny_config(dump_folder, steps=1)
+    config.callbacks = (Target.of(Raises, moment="on_nothing", step=1),)
+    with log_lines() as told, pytest.raises(CallbackError) as caught:
+        config.build()
+    assert str(caught.value) == (
+        "step 0: Raises raised in __init__ on rank 0: TypeError: no moment; its traceback is in the log; mend it, or "
+        "leave it out of callbacks"
+    )
+    assert "TypeError: no moment" in told[-1]
+
+
 def test_a_run_that_is_taken_up_and_one_that_is_done(dump_folder: str) -> None:
     train(eventful_config(dump_folder, steps=3))
     config = eventful_config(dump_folder, steps=4)
