@@ -377,10 +377,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--world_size", type=int, help="ranks; as few as the degrees of parallelism ask for by default")
     options = parser.parse_args(argv)
+    if options.world_size is not None and options.world_size < 1:
+        parser.error(f"argument --world_size: {options.world_size} is below 1")
     root = import_object(resolver.ROOT, "root")
     code = 0
     for name in options.check:
-        is_file = name.endswith((".yaml", ".yml"))
+        is_file = name.endswith((".yaml", ".yml")) or os.path.isfile(name)
         try:
             opened = _open_yaml(root, name, ()) if is_file else _open_recipe(root, name, ())
             world_size = options.world_size or opened.tree.parallelism.smallest_world_size()

@@ -322,6 +322,11 @@ def test_check_tells_every_fault_of_every_file(tmp_path, monkeypatch, capsys):
     ]
     assert manager.main(["--check", "b.yaml", "--world_size", "3"]) == 2
     assert "3" in capsys.readouterr().err
+    (tmp_path / "b.yaml").rename("b.txt")
+    assert manager.main(["--check", "b.txt"]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        manager.main(["--check", "b.txt", "--world_size", "0"])
+    assert capsys.readouterr().err.endswith("error: argument --world_size: 0 is below 1\n")
 
 
 def test_dates_and_numbered_names_come_back_and_objects_of_a_program_are_told(tmp_path):
