@@ -241,7 +241,10 @@ class _Resolution:
         left_out = value is None and is_optional(annotation)
         if (is_target(annotation) and not left_out) or (is_node(annotation) and _has_target(value)):
             return self._node(value, annotation, path, canonical)
-        if holds_targets(annotation) and isinstance(value, (list, tuple)):
+        if holds_targets(annotation):
+            if not isinstance(value, (list, tuple)):
+                fact = f"expected a list of groups with a {TARGET}, got {shown(value)}"
+                raise ConfigError.one(path, fact, f"write each as `- {TARGET}: ...`, or leave it out")
             return coerce(self._nodes(value, annotation, path, canonical), annotation, path)
         raise_faults(
             Fault(join(where, TARGET), "a component inside this one cannot be chosen", "remove it, and configure "

@@ -343,6 +343,16 @@ def test_dates_and_numbered_names_come_back_and_objects_of_a_program_are_told(tm
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["note"] == note
 
 
+@pytest.mark.parametrize(
+    ("value", "got"), [(None, "nothing"), ({"_target_": f"{MINE}.Watch"}, "a mapping of _target_"), ("x", "text 'x'")]
+)
+def test_what_is_no_list_of_components(value, got):
+    remedy = "write each as `- _target_: ...`, or leave it out"
+    assert faults_of({"callbacks": value}) == [
+        f"callbacks: expected a list of groups with a _target_, got {got}; {remedy}"
+    ]
+
+
 def test_defaults_of_a_callable_are_its_own_matter():
     tree = resolver.resolve_root({"model": MODEL, "optimizer": {"_target_": "tests.config.targets.takes_later"}})
     assert manager.check(tree, 1) == [] and tree.optimizer.size is None

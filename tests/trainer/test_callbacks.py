@@ -6,15 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import TextDataLoader
-from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor
+from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor, StepMetrics
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config import manager
 from hyper_parallel.config.errors import ConfigError, RunError
@@ -66,6 +68,17 @@ def test_one_that_cannot_be_made_ends_the_run_with_its_name(dump_folder: str) ->
         "leave it out of callbacks"
     )
     assert "TypeError: no moment" in told[-1]
+
+
+def test_an_added_metric_is_a_number() -> None:
+    state = TrainerState(record=StepMetrics(**dict.fromkeys((f.name for f in fields(StepMetrics)), 0) | {"extra": {}}))
+    for name, value in {"tensor": torch.tensor(1.5), "whole": 2, "none": None}.items():
+        state.add_metric(name, value)
+    assert repr(state.record.extra) == "{'tensor': 1.5, 'whole': 2, 'none': None}"
+    with pytest.raises(ValueError, match="could not convert string to float: 'x'"):
+        state.add_metric("text", "x")
+    with pytest.raises(TypeError, match="must be a string or a real number, not 'list'"):
+        state.add_metric("list", [1])
 
 
 def test_a_run_that_is_taken_up_and_one_that_is_done(dump_folder: str) -> None:

@@ -53,10 +53,13 @@ class TrainerState:
 
         Raises:
             ValueError: a step has a number of this name already that is not an added one.
+            TypeError, ValueError: `value` is no number, nor a tensor or array of one.
         """
         assert self.record is not None, "no step has ended yet"
         if name not in self.record.extra and name in self.record.as_dict():
             raise ValueError(f"{name!r} is a number that every step has; give the added one another name")
+        if value is not None and not isinstance(value, (int, float)):
+            value = float(value)
         self.record.extra[name] = self.step_train_metrics[name] = value
 
     def state_dict(self) -> dict[str, int]:
