@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 from hyper_parallel.components.metrics import StepMetrics
 from hyper_parallel.config.configurable import Configurable
@@ -48,7 +48,7 @@ class TrainerState:
         """`global_step`, under the name that checkpoints keep it by."""
         return self.global_step
 
-    def add_metric(self, name: str, value: float | None) -> None:
+    def add_metric(self, name: str, value: SupportsFloat | None) -> None:
         """Adds a number to the record of the step; every place that metrics go to takes it. For on_step_end.
 
         Raises:
