@@ -6,15 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import TextDataLoader
-from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor
+from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor, StepMetrics
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config import manager
 from hyper_parallel.config.errors import ConfigError, RunError
@@ -54,6 +56,29 @@ def test_every_moment_in_its_place(dump_folder: str) -> None:
         *((moment, 3) for moment in [*step, "on_save"]),
         *((moment, 4) for moment in [*validated, "on_save", "on_epoch_end", "on_train_end", "close"]),
     ]
+
+
+def test_one_that_cannot_be_made_ends_the_run_with_its_name(dump_folder: str) -> None:
+    config = tiny_config(dump_folder, steps=1)
+    config.callbacks = (Target.of(Raises, moment="on_nothing", step=1),)
+    with log_lines() as told, pytest.raises(CallbackError) as caught:
+        config.build()
+    assert str(caught.value) == (
+        "step 0: Raises raised in __init__ on rank 0: TypeError: no moment; its traceback is in the log; mend it, or "
+        "leave it out of callbacks"
+    )
+    assert "TypeError: no moment" in told[-1]
+
+
+def test_an_added_metric_is_a_number() -> None:
+    state = TrainerState(record=StepMetrics(**dict.fromkeys((f.name for f in fields(StepMetrics)), 0) | {"extra": {}}))
+    for name, value in {"tensor": torch.tensor(1.5), "whole": 2, "none": None}.items():
+        state.add_metric(name, value)
+    assert repr(state.record.extra) == "{'tensor': 1.5, 'whole': 2, 'none': None}"
+    with pytest.raises(ValueError, match="could not convert string to float: 'x'"):
+        state.add_metric("text", "x")
+    with pytest.raises(TypeError, match="must be a string or a real number, not 'list'"):
+        state.add_metric("list", [1])
 
 
 def test_a_run_that_is_taken_up_and_one_that_is_done(dump_folder: str) -> None:
