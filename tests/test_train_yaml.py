@@ -120,6 +120,13 @@ CASES = {
         f"callbacks:\n- _target_: {MINE}.Watch\n  every: 3\n- _target_: {MINE}.Watch\n",
         [f"callbacks.1.every: {MINE}.Watch needs it (run.yaml:5); write --callbacks.1.every VALUE"],
     ),
+    "a class that needs what the run does not supply": (
+        "optimizer: {_target_: hyper_parallel.components.optimizer.OptimizersContainer.Config}\n",
+        [
+            "optimizer: OptimizersContainer needs optimizers, but the run supplies model_parts, params, model "
+            "(run.yaml:2); name another class, or give that argument a default"
+        ],
+    ),
     "a required field": (
         f"loss_fn:\n  _target_: {MINE}.ScaledLoss.Config\n",
         ["loss_fn.factor: ScaledLoss.Config needs it (run.yaml:2); give it a value"],

@@ -92,20 +92,33 @@ def resolve(raw: Mapping[str, Any], root: type[RootT]) -> Resolved[RootT]:
 
 
 def missing_arguments(tree: ConfigNode) -> Iterator[Fault]:
-    """Faults of Targets that need an argument which is neither configured nor among what the trainer passes."""
+    """Faults of what is in a slot and needs an argument that is neither configured nor what the trainer passes."""
     for path, node in tree.traverse():
         for f in dataclasses.fields(node):
             slot, value = field_slot(f), getattr(node, f.name)
             if slot is None:
                 continue
-            items = enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)]
-            for i, target in items:
-                if not isinstance(target, Target):
-                    continue
-                place = join(path, f.name) if i is None else f"{join(path, f.name)}.{i}"
-                for name in target.missing(slot.runtime):
-                    where = f"{place}.{name}"
-                    yield Fault(where, f"{target.target_path} needs it", f"write --{where} VALUE")
+            place = join(path, f.name)
+            items = [(join(place, i), each) for i, each in parts(value)] if isinstance(value, (list, tuple)) else []
+            for where, item in items or [(place, value)]:
+                if isinstance(item, Target):
+                    for name in item.missing(slot.runtime):
+                        own = join(where, name)
+                        yield Fault(own, f"{item.target_path} needs it", f"write --{own} VALUE")
+                elif isinstance(item, Configurable.Config):
+                    yield from _unsupplied(item, slot.runtime, where)
+
+
+def _unsupplied(config: Configurable.Config, runtime: Sequence[str], path: str) -> Iterator[Fault]:
+    owner = type(config).owner
+    _, *parameters = inspect.signature(owner).parameters.values()  # the first one is the Config
+    for parameter in parameters:
+        is_required = parameter.default is parameter.empty and parameter.kind is parameter.KEYWORD_ONLY
+        if is_required and parameter.name not in runtime:
+            fact = (
+                f"{owner.__qualname__} needs {parameter.name}, but the run supplies {', '.join(runtime) or 'nothing'}"
+            )
+            yield Fault(path, fact, "name another class, or give that argument a default")
 
 
 def document(tree: ConfigNode) -> dict[str, Any]:
