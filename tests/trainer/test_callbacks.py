@@ -260,7 +260,22 @@ class OwnError(RunError):
     """An error of a user's callback that needs no explanation."""
 
 
-@pytest.mark.parametrize("error", [OwnError, ConfigError, TrainingError])
+@pytest.mark.parametrize("error", [ConfigError.one("a", "is odd", "mend it"), SystemExit(0)])
+def test_no_other_error_passes_without_the_callbacks_name(dump_folder: str, error: BaseException) -> None:
+    """Either would end this rank in silence where another one speaks for all."""
+
+    class Leaves(Callback):
+        def on_step_end(self, state: TrainerState) -> None:
+            raise error
+
+    with tiny_config(dump_folder, steps=2).build() as trainer:
+        trainer.add_callback(Leaves(trainer))
+        cause = re.escape(f"{type(error).__name__}: {error}")
+        with pytest.raises(CallbackError, match=f"^step 1: Leaves raised in on_step_end on rank 0: {cause}; "):
+            trainer.train()
+
+
+@pytest.mark.parametrize("error", [OwnError, TrainingError])
 def test_errors_that_speak_for_themselves_pass_as_they_are(dump_folder: str, error: type[Exception]) -> None:
     config = tiny_config(dump_folder, steps=2)
     with config.build() as trainer:
