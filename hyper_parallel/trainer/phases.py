@@ -40,8 +40,8 @@ from hyper_parallel.trainer.callbacks import (
     TqdmCallback,
     TrainerState,
 )
+from hyper_parallel.trainer.callbacks.handler import failed_callback
 from hyper_parallel.trainer.config import DEFAULT_STEPS, TrainerConfig, schedule_faults
-from hyper_parallel.trainer.errors import CallbackError
 from hyper_parallel.trainer.step import FiniteGuard
 
 if TYPE_CHECKING:
@@ -349,12 +349,9 @@ def build_callbacks(config: TrainerConfig, trainer: BaseTrainer) -> CallbackHand
             continue
         except RunError:
             raise
-        except Exception as error:  # the user's code, which must end the run with its name, as its moments do
-            logger.error("the traceback of what ends the run:", exc_info=True)
-            name = item.target_path if isinstance(item, Target) else type(item).__qualname__
-            raise CallbackError(
-                name.rpartition(".")[2], "__init__", trainer.state.global_step, rank(), error
-            ) from error
+        except (Exception, SystemExit) as error:  # the user's code, which must end the run with its name
+            path = item.target_path if isinstance(item, Target) else type(item).__qualname__
+            raise failed_callback(path.rpartition(".")[2], "__init__", trainer.state, error) from error
         if isinstance(callback, Callback):
             chain.append(callback)
         else:
