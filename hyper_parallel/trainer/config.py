@@ -63,7 +63,7 @@ class TrainerConfig(Configurable.Config):
         LRSchedulersContainer.Config, runtime="optimizers training_steps"
     )
     """Learning rate by step."""
-    loss: Buildable[BaseLoss] = slot(AutoCELoss.Config, runtime="vocab_size", aliases=("loss_fn",))
+    loss: Buildable[BaseLoss] = slot(AutoCELoss.Config, runtime="vocab_size vocab_group", aliases=("loss_fn",))
     """What is minimised: a sum over trained tokens."""
     checkpoint: Buildable[CheckpointManager] = slot(
         CheckpointManager.Config,
@@ -101,7 +101,8 @@ class TrainerConfig(Configurable.Config):
         yield from _model_faults(self)
         yield from _tokenizer_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
-        if self.parallelism.dp_replicate >= 1 and (self.parallelism.dp_shard >= 1 or self.parallelism.dp_shard == -1):
+        p = self.parallelism
+        if min(p.dp_replicate, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
                 degrees = resolve_degrees(self.parallelism, world_size)
             except ConfigError as error:

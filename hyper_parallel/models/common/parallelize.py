@@ -27,14 +27,15 @@ def parallelize_decoder(
     compile: CompileConfig,
     dump_folder: str,
 ) -> BaseModel:
-    """Applies recompute, compile and FSDP to `model`, in place and in this order: a graph holds its recompute, and
-    FSDP's gathering happens around both.
+    """Applies its sharding plan, recompute, compile and FSDP to `model`, in place and in this order: a graph holds the
+    plan's collectives and its recompute, and FSDP's gathering happens around them.
 
     Args:
         model: on meta or materialised, parameters of `training.dtype`.
         parallel_dims: with its mesh built.
         dump_folder: unused by this plan; part of the signature of every `ModelSpec.parallelize_fn`.
     """
+    model.parallelize(parallel_dims, parallelism.mode)
     apply_activation_checkpoint(model, activation_checkpoint)
     apply_compile(model, compile)
     apply_fsdp(

@@ -20,6 +20,5 @@ class DecoderStateDictAdapter(StateDictAdapter):
         if matrix == "down_proj":
             return [HFBlock(f"{prefix}.{e}.down_proj.weight", (e,)) for e in range(shape[0])]
         assert matrix == "gate_up_proj", name
-        half = shape[1] // 2
-        parts = (("gate_proj", slice(0, half)), ("up_proj", slice(half, shape[1])))
-        return [HFBlock(f"{prefix}.{e}.{part}.weight", (e, rows)) for e in range(shape[0]) for part, rows in parts]
+        parts = enumerate(("gate_proj", "up_proj"))
+        return [HFBlock(f"{prefix}.{e}.{part}.weight", (e, i)) for i, part in parts for e in range(shape[0])]
