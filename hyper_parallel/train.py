@@ -18,8 +18,11 @@ LAST_WORD_SECONDS = 10
 """How long a rank that failed without a word leaves the one that speaks for it to do so."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Trains what `argv` (default: this process's command line) asks for; returns the exit code."""
+def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") -> int:
+    """Trains what `argv` (default: this process's command line) asks for; returns the exit code.
+
+    `prog`: the module that was started, for what is printed.
+    """
     prepare_environment()
     # Only now, since all that follows loads torch.
     from hyper_parallel.config import manager
@@ -29,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     words = sys.argv[1:] if argv is None else argv
     try:
-        config = manager.load(HyperTrainer.Config, words, world_size=launched_world_size())
+        config = manager.load(HyperTrainer.Config, words, world_size=launched_world_size(), prog=prog)
         manager.save(config)
     except ConfigError as error:
         if manager.speaks():  # every rank has read the same words
@@ -64,8 +67,13 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-if __name__ == "__main__":
+def run(prog: str = "hyper_parallel.train") -> None:
+    """What ``python -m prog`` does."""
     try:
-        leave(main())
+        leave(main(prog=prog))
     except BrokenPipeError:  # `--help | head`: the reader has seen enough
         os._exit(0)
+
+
+if __name__ == "__main__":
+    run()

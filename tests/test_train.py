@@ -8,17 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from hyper_parallel import train
-from hyper_parallel.config import manager
+from hyper_parallel.config import manager, resolver
 from hyper_parallel.config.errors import ConfigError
-from hyper_parallel.config.imports import import_object
-from hyper_parallel.config.schema import field_types
-from hyper_parallel.config.values import coerce
 from hyper_parallel.trainer.errors import TrainingError
 from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 
@@ -44,7 +40,8 @@ def test_no_argument_explains_the_doors(tmp_path):
     assert done.stderr == (
         "command line: nothing says what to train; give exactly one of "
         "python -m hyper_parallel.train --model_spec qwen3_moe:debug or "
-        "python -m hyper_parallel.train --recipe recipes.qwen3_moe.debug\n"
+        "python -m hyper_parallel.train --recipe recipes.qwen3_moe.debug or "
+        "python -m hyper_parallel.train --config-file run.yaml\n"
     )
 
 
@@ -137,26 +134,13 @@ def test_saves_builds_trains_closes(trainer, tmp_path):
     assert all("_target_" in group for group in saved.values() if isinstance(group, dict))
 
 
-def rebuilt(value: Any, annotation: Any = Any) -> Any:
-    """What a reader of the saved YAML makes of it: dicts with `_target_` become Configs, values follow annotations."""
-    if isinstance(value, list):
-        return coerce([rebuilt(item) for item in value], annotation, "saved")
-    if not (isinstance(value, dict) and "_target_" in value):
-        return coerce(value, annotation, "saved")
-    kind = import_object(value["_target_"], "saved")
-    types = field_types(kind) if isinstance(kind, type) else {}
-    return kind(**{name: rebuilt(item, types.get(name, Any)) for name, item in value.items() if name != "_target_"})
-
-
 @pytest.mark.parametrize("door", [("--model_spec", "qwen3_moe"), ("--recipe", "recipes.qwen3_moe.debug")])
 def test_the_saved_file_reads_back_to_an_equal_tree(door, tmp_path):
     argv = [*door, "--dump_folder", str(tmp_path), "--optimizer.betas", "0.5", "0.6", "--model.num_hidden_layers", "2"]
     tree = manager.load(HyperTrainer.Config, argv, world_size=1)
     manager.save(tree)
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    saved["model_spec"] = saved.pop("model")
-    types = field_types(HyperTrainer.Config)
-    other = HyperTrainer.Config(**{name: rebuilt(value, types[name]) for name, value in saved.items()})
+    other = resolver.resolve_root(saved)
     assert other == tree and other.model_spec.model.num_hidden_layers == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -84,6 +84,13 @@ class CrossEntropyLoss(BaseLoss):
 
 class CausalLMLoss(CrossEntropyLoss):
     """Cross entropy of the next token. Labels come shifted already, so this is CrossEntropyLoss by its other name."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CrossEntropyLoss.Config):
+        """What is not trained."""
+
+        ignore_index: Literal[-100] = IGNORE_INDEX
+        """Label of a token that is not trained. The data path writes -100, so it can be no other."""
 
 
 class ChunkedCELoss(BaseLoss):

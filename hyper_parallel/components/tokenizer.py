@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.assets import TOKENIZER_FOLDER
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.sections import at_least
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -38,6 +39,9 @@ class BaseTokenizer(Configurable, ABC):
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
+
+    def save(self, folder: Path) -> None:
+        """Writes the files from which transformers loads this tokenizer, where it can be written so."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text, without special tokens around them."""
@@ -94,6 +98,51 @@ class HuggingFaceTokenizer(BaseTokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)  # type: ignore[return-value]
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
+
+
+class TokenIdTokenizer(BaseTokenizer):
+    """A text that is token ids already, as in "17 4 0": for synthetic data, and data that others have tokenised."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        """How many ids there are."""
+
+        vocab_size: int
+        """Entries of the vocabulary. The last one ends documents, and fills rows."""
+
+        def faults(self) -> Iterator[Fault]:
+            yield from at_least(self, 1, "vocab_size")
+
+    def __init__(self, config: Config, *, hf_assets_path: str | None = None) -> None:
+        """Needs no file.
+
+        Raises:
+            ConfigError: `hf_assets_path` is given, so words are to be read.
+        """
+        if hf_assets_path is not None:
+            raise ConfigError.one(
+                "hf_assets_path", f"{hf_assets_path} is given, but the tokenizer reads ids, not words", "remove it"
+            )
+        self.vocab_size = config.vocab_size
+        self.eos_id = self.pad_id = config.vocab_size - 1
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[self._id(word) for word in text.split()] for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def _id(self, word: str) -> int:
+        if not (word.isdecimal() and int(word) < self.vocab_size):
+            raise ConfigError.one(
+                "tokenizer.vocab_size",
+                f"{word!r} is no token id from 0 to {self.vocab_size - 1}",
+                "give text of ids, or a tokenizer that reads words",
+            )
+        return int(word)
 
 
 def folder_faults(folder: Path, given_by: str) -> Iterator[Fault]:

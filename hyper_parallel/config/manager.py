@@ -5,43 +5,71 @@ Nothing is built here, and nothing is written before the whole tree is valid.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import dataclasses
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-import yaml
-
-from hyper_parallel.config import overrides
-from hyper_parallel.config.configurable import ConfigNode, join, plain, target_path
+from hyper_parallel.config import overrides, resolver, yaml_file
+from hyper_parallel.config.configurable import ConfigNode, join
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 from hyper_parallel.config.imports import import_family, import_object
 from hyper_parallel.config.overrides import Override
+from hyper_parallel.config.plain_sections import fill_targets
 from hyper_parallel.config.schema import field_slot, field_types
-from hyper_parallel.config.target import UNSET, Target
+from hyper_parallel.config.target import UNSET
 from hyper_parallel.config.values import coerce, is_optional, shown
+from hyper_parallel.config.yaml_file import YamlFile
 
+_LEGACY = "hyper_parallel.trainer.legacy"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_YAML_KEYS = {"model_spec": "model"}
 
 
 RootT = TypeVar("RootT", bound=ConfigNode)
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """What a door gives: a tree of its own, on which flags may still be set."""
+
+    tree: Any
+    flags: Sequence[Override]
+    """The flags that the door has not taken for itself."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Canonical path -> the path that the user wrote, where the two differ."""
+    file: YamlFile | None = None
+    """The file that the tree was read from."""
+
+    def faults(self, faults: Iterable[Fault], flags: Mapping[str, str]) -> list[Fault]:
+        """`faults` of the tree in the user's words, each with its line where the value is from the file.
+
+        `flags`: canonical path -> the flag, of what the command line has set.
+        """
+        told: list[Fault] = []
+        for fault in faults:
+            if fault.path in flags:
+                told.append(dataclasses.replace(fault, path=flags[fault.path]))
+                continue
+            fault = dataclasses.replace(fault, path=resolver.spelled(fault.path, self.written))
+            told.extend(self.file.placed([fault]) if self.file else [fault])
+        return told
+
+
+@dataclass(frozen=True, slots=True)
 class Door:
-    """One way to compose the tree; `open(root class, what follows the flag)` does it."""
+    """One way to compose the tree; `open(root class, what follows the flag, the other flags)` does it."""
 
     flag: str
     metavar: str
     doc: str
     example: str
-    open: Callable[[type[Any], str], Any]
+    open: Callable[[type[Any], str, Sequence[Override]], Opened]
 
 
 def load(root: type[RootT], argv: Sequence[str], *, world_size: int, prog: str = "hyper_parallel.train") -> RootT:
@@ -60,30 +88,45 @@ def load(root: type[RootT], argv: Sequence[str], *, world_size: int, prog: str =
     """
     flags, positional = overrides.parse(argv)
     wants_help = any(flag.name in ("help", "-h") for flag in flags)
-    keys, settable = _split_doors([flag for flag in flags if flag.name not in ("help", "-h")])
+    keys, settable, stray = _split_doors([flag for flag in flags if flag.name not in ("help", "-h")], positional)
     if wants_help and not keys:
         _print_help(root(), prog)
-    _refuse_positional(positional, settable)
-    tree = _open_door(root, keys, prog)
+    raise_faults(overrides.stray(stray))
+    opened = _open_door(root, keys, settable, prog)
     if wants_help:
-        _print_help(tree, prog)
-    written = overrides.apply(tree, settable)
-    return finish(tree, world_size, written)
+        _print_help(opened.tree, prog)
+    written = overrides.apply(opened.tree, opened.flags)
+    raise_faults(opened.faults(check(opened.tree, world_size), written))
+    opened.tree.seal()
+    return opened.tree
 
 
-def finish(tree: RootT, world_size: int, written: Mapping[str, str] | None = None) -> RootT:
-    """`tree`, checked and sealed: nothing can be changed in it any more. Sections are shared, so give a copy.
+def parse_training_args(argv: Sequence[str] | None = None) -> Any:
+    """The sealed TrainerConfig that a script's command line asks for, through any front door.
+
+    As a parser does, it prints its faults, one line each, and ends the process with exit code 2.
 
     Args:
-        written: canonical path -> the name that the user wrote, for the faults.
+        argv: the command line without the program; that of this process unless given.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    prog = os.path.splitext(os.path.basename(sys.argv[0]))[0]
+    try:
+        return load(import_object(resolver.ROOT, "root"), words, world_size=world_size, prog=prog)
+    except ConfigError as error:
+        if speaks():
+            report(error)
+        raise SystemExit(2) from error
+
+
+def finish(tree: RootT, world_size: int) -> RootT:
+    """`tree`, checked and sealed: nothing can be changed in it any more.
 
     Raises:
         ConfigError: with every fault that was found.
     """
-    written = written or {}
-    raise_faults(
-        dataclasses.replace(fault, path=written.get(fault.path, fault.path)) for fault in check(tree, world_size)
-    )
+    raise_faults(check(tree, world_size))
     tree.seal()
     return tree
 
@@ -94,7 +137,7 @@ def check(tree: ConfigNode, world_size: int) -> list[Fault]:
     Values take the exact type of their annotations on the way (a list becomes the tuple that the field declares), so
     that the saved copy reads back to an equal tree. Rules are asked only where all types are right.
     """
-    faults = [*_type_faults(tree), *_slot_faults(tree)]
+    faults = [*_type_faults(tree), *resolver.missing_arguments(tree)]
     if faults:
         return faults
     for path, node in tree.traverse():
@@ -112,29 +155,15 @@ def save(tree: ConfigNode) -> None:
     if int(os.environ.get("RANK", "0")) != 0:
         return
     folder = tree.dump_folder  # type: ignore[attr-defined]
-    saved = document(tree)
+    saved = resolver.document(tree)
     try:
         os.makedirs(folder, exist_ok=True)
-        _write(os.path.join(folder, "config.yaml"), yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
+        _write(os.path.join(folder, "config.yaml"), resolver.to_yaml(tree))
         _write(os.path.join(folder, "config.json"), json.dumps(saved, indent=2) + "\n")
     except OSError as error:
         raise ConfigError.one(
             "dump_folder", f"{folder!r} cannot be written: {error.strerror}", "give a folder that you may write to"
         ) from error
-
-
-def document(tree: ConfigNode) -> dict[str, Any]:
-    """The tree as YAML holds it: every group names its `_target_`, and the model stands under ``model``."""
-    groups: dict[str, Any] = {}
-    for f in dataclasses.fields(tree):
-        value = getattr(tree, f.name)
-        if value is None and f.name in _YAML_KEYS:
-            continue
-        group = plain(value)
-        if isinstance(value, ConfigNode) and "_target_" not in group:
-            group = {"_target_": target_path(type(value)), **group}
-        groups[_YAML_KEYS.get(f.name, f.name)] = group
-    return groups
 
 
 def report(error: ConfigError) -> None:
@@ -148,7 +177,7 @@ def speaks() -> bool:
     return int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
-def _open_model(root: type[Any], name: str) -> Any:
+def _open_model(root: type[Any], name: str, flags: Sequence[Override]) -> Opened:
     """``FAMILY[:FLAVOR or :FOLDER]``, with everything else at its default."""
     family, colon, flavor = name.partition(":")
     module = import_family(family, "model_spec")
@@ -158,10 +187,10 @@ def _open_model(root: type[Any], name: str) -> Any:
     tree.model_spec = module.create_model_spec(flavor) if flavor else module.create_model_spec()
     if flavor not in module.FLAVORS and any(os.path.exists(os.path.join(flavor, file)) for file in _TOKENIZER_FILES):
         tree.hf_assets_path = flavor
-    return tree
+    return Opened(tree, flags)
 
 
-def _open_recipe(root: type[Any], dotted: str) -> Any:
+def _open_recipe(root: type[Any], dotted: str, flags: Sequence[Override]) -> Opened:
     """The tree that an importable function returns."""
     recipe = import_object(dotted, "recipe")
     if not callable(recipe):
@@ -179,7 +208,38 @@ def _open_recipe(root: type[Any], dotted: str) -> Any:
         raise ConfigError.one(
             "recipe", f"{dotted} returned {type(tree).__qualname__}", f"return a {root.__name__} from it"
         )
-    return tree
+    return Opened(tree, flags)
+
+
+def _open_yaml(root: type[Any], path: str, flags: Sequence[Override]) -> Opened:
+    """The tree that a file describes: groups with their `_target_`, or the older ``model``, ``data`` and ``train``."""
+    file = yaml_file.read(path)
+    lenient = [flag for flag in flags if flag.name.replace("-", "_") == "legacy_lenient"]
+    flags = [flag for flag in flags if flag not in lenient]
+    if _is_legacy(file.content):
+        legacy = import_object(_LEGACY, "legacy")  # by its path, since it stands on a floor above this one
+        raise_faults(overrides.stray(lenient[0].words, after=lenient[0].name) if lenient else ())
+        own = [flag for flag in flags if flag.name.partition(".")[0] in ("model", "data", "train")]
+        args = legacy.read_legacy(file, own, lenient=bool(lenient))
+        return Opened(legacy.legacy_to_trainer_config(args), [flag for flag in flags if flag not in own], {}, file)
+    if lenient:
+        raise ConfigError.one(lenient[0].name, f"{path} is no file of groups model, data and train", "remove it")
+    filled = fill_targets(file.content, root)
+    faults = list(filled.faults)
+    try:
+        resolved = resolver.resolve(filled.content, root)
+    except ConfigError as error:
+        faults += (dataclasses.replace(f, path=resolver.spelled(f.path, filled.written)) for f in error.faults)
+    raise_faults(file.placed(faults))
+    return Opened(resolved.tree, flags, resolver.YAML_NAMES | resolved.written | filled.written, file)
+
+
+def _is_legacy(content: Mapping[str, Any]) -> bool:
+    """Whether a file has the groups ``model``, ``data`` and ``train`` of the older schema."""
+    model = content.get("model")
+    has_name = isinstance(model, Mapping) and "name" in model
+    has_target = isinstance(model, Mapping) and resolver.TARGET in model
+    return not has_target and (has_name or not content.keys().isdisjoint(("data", "train")))
 
 
 DOORS = (
@@ -197,41 +257,48 @@ DOORS = (
         "--recipe recipes.qwen3_moe.debug",
         _open_recipe,
     ),
+    Door(
+        "config-file",
+        "FILE.yaml",
+        "Train what this file describes. The flag may be left out: a file in front of all flags is one too.",
+        "--config-file run.yaml",
+        _open_yaml,
+    ),
 )
 """Every front door. Exactly one is used."""
 
 
-def _split_doors(flags: Sequence[Override]) -> tuple[list[tuple[Door, Override]], list[Override]]:
-    doors = {door.flag: door for door in DOORS}
-    keys = [(doors[name], flag) for flag in flags if (name := flag.name.replace("-", "_")) in doors]
+def _split_doors(
+    flags: Sequence[Override], positional: Sequence[str]
+) -> tuple[list[tuple[Door, Override]], list[Override], list[str]]:
+    """(the doors that are named, each with its flag; the other flags; the words that are neither)."""
+    doors = {_spelled(door.flag): door for door in DOORS}
+    keys = [(doors[name], flag) for flag in flags if (name := _spelled(flag.name)) in doors]
     taken = [flag for _, flag in keys]
-    return keys, [flag for flag in flags if flag not in taken]
+    files = [word for word in positional if word.endswith((".yaml", ".yml"))]
+    keys += [(doors["config_file"], Override("config-file", (file,))) for file in files]
+    return keys, [flag for flag in flags if flag not in taken], [word for word in positional if word not in files]
 
 
-def _open_door(root: type[RootT], keys: Sequence[tuple[Door, Override]], prog: str) -> RootT:
+def _open_door(
+    root: type[RootT], keys: Sequence[tuple[Door, Override]], flags: Sequence[Override], prog: str
+) -> Opened:
     if len(keys) != 1:
         examples = " or ".join(f"python -m {prog} {door.example}" for door in DOORS)
-        given = " and ".join(f"--{flag.name}" for _, flag in keys)
+        given = " and ".join(f"--{' '.join((flag.name, *flag.words[:1]))}" for _, flag in keys)
         fact = f"{given} are given" if keys else "nothing says what to train"
         raise ConfigError.one("command line", fact, f"give exactly one of {examples}")
     door, flag = keys[0]
     if not flag.words:
         raise ConfigError.one(flag.name, f"expected {door.metavar}, got nothing", f"write {door.example}")
     raise_faults(overrides.stray(flag.words[1:], after=flag.name))
+    opened = door.open(root, flag.words[0], flags)
     # A copy: flags change the tree, and what a door returns may belong to a module (a flavor, a recipe's constant).
-    tree: RootT = copy.deepcopy(door.open(root, flag.words[0]))
-    return tree
+    return dataclasses.replace(opened, tree=copy.deepcopy(opened.tree))
 
 
-def _refuse_positional(words: Sequence[str], flags: Sequence[Override]) -> None:
-    yaml_files = [word for word in words if word.endswith((".yaml", ".yml"))]
-    for flag in flags:
-        if flag.name.replace("-", "_") == "config_file":
-            yaml_files.extend(flag.words or ("--config-file",))
-    if yaml_files:
-        examples = " or ".join(door.example for door in DOORS)
-        raise ConfigError.one(yaml_files[0], "training from a YAML file is not supported yet", f"give {examples}")
-    raise_faults(overrides.stray(words))
+def _spelled(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _print_help(tree: ConfigNode, prog: str) -> NoReturn:
@@ -259,8 +326,8 @@ def _type_faults(tree: ConfigNode) -> Iterator[Fault]:
                 continue
             where = join(path, f.name)
             annotation = field_types(type(node))[f.name]
-            if field_slot(f) and not hasattr(value, "build") and not (value is None and is_optional(annotation)):
-                yield Fault(where, f"expected a Config to build, got {shown(value)}", "give a Config or a Target")
+            if field_slot(f) and (strangers := list(_unbuildable(value, annotation, where))):
+                yield from strangers
                 continue
             try:
                 exact = coerce(value, annotation, where)
@@ -271,16 +338,13 @@ def _type_faults(tree: ConfigNode) -> Iterator[Fault]:
                     setattr(node, f.name, exact)
 
 
-def _slot_faults(tree: ConfigNode) -> Iterator[Fault]:
-    """Faults of Targets that need an argument which is neither configured nor among what the slot's trainer passes."""
-    for path, node in tree.traverse():
-        for f in dataclasses.fields(node):
-            slot, target = field_slot(f), getattr(node, f.name)
-            if slot is None or not isinstance(target, Target):
-                continue
-            for name in target.missing(slot.runtime):
-                where = join(join(path, f.name), name)
-                yield Fault(where, f"{target.target_path} needs it", f"write --{where} VALUE")
+def _unbuildable(value: Any, annotation: Any, path: str) -> Iterator[Fault]:
+    """A fault for what a slot holds and nothing can be built from. A slot may hold several, in a list or tuple."""
+    if isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _unbuildable(item, None, join(path, str(i)))
+    elif not hasattr(value, "build") and not (value is None and is_optional(annotation)):
+        yield Fault(path, f"expected a Config to build, got {shown(value)}", "give a Config or a Target")
 
 
 def _write(path: str, text: str) -> None:
@@ -289,3 +353,31 @@ def _write(path: str, text: str) -> None:
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(unfinished, path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Checks files and recipes, prints the tree of each, and returns 2 if one of them could not be trained."""
+    parser = argparse.ArgumentParser(prog="python -m hyper_parallel.config.manager", description=main.__doc__)
+    parser.add_argument(
+        "--check", nargs="+", required=True, metavar="FILE", help="YAML file, or dotted recipe function"
+    )
+    parser.add_argument("--world_size", type=int, help="ranks; as few as the degrees of parallelism ask for by default")
+    options = parser.parse_args(argv)
+    root = import_object(resolver.ROOT, "root")
+    code = 0
+    for name in options.check:
+        is_file = name.endswith((".yaml", ".yml"))
+        try:
+            opened = _open_yaml(root, name, ()) if is_file else _open_recipe(root, name, ())
+            world_size = options.world_size or opened.tree.parallelism.smallest_world_size()
+            raise_faults(opened.faults(check(opened.tree, world_size), {}))
+        except ConfigError as error:
+            report(error)
+            code = 2
+        else:
+            print(f"# {name}, for {world_size} rank(s)\n{resolver.to_yaml(opened.tree)}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -90,6 +90,11 @@ def field_slot(field: dataclasses.Field[Any]) -> Slot[Any] | None:
     return field.metadata.get("slot")
 
 
+def default_config(field: dataclasses.Field[Any]) -> Any:
+    """A new default of a field that has a factory, as slots and sections do; None for other fields."""
+    return None if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def settings(tree: ConfigNode) -> list[Setting]:
     """Every setting of a composed tree, in the order of the fields, for the classes that really are in its slots.
 
@@ -108,9 +113,7 @@ def slot_table(root: type[ConfigNode]) -> str:
         if slot is None:
             continue
         products = ", ".join(p.__name__ for p in _products(types[f.name]))
-        default = "none"
-        if f.default_factory is not dataclasses.MISSING:
-            default = f"`{type(f.default_factory()).__qualname__}`"
+        default = f"`{type(made).__qualname__}`" if (made := default_config(f)) else "none"
         names = " ".join(f"`{name}`" for name in slot.runtime)
         aliases = "".join(f" (also `{alias}`)" for alias in field_aliases(f))
         lines.append(f"| `{f.name}`{aliases} | {products} | {default} | {names} |")

@@ -109,6 +109,10 @@ class ParallelismConfig(ConfigNode):
     cpu_offload: bool = False
     """Keep sharded parameters, gradients and optimizer state in host memory."""
 
+    def smallest_world_size(self) -> int:
+        """Ranks that the degrees ask for, with one for a dp_shard of -1."""
+        return self.dp_replicate * max(self.dp_shard, 1) * self.tp * self.cp * self.pp
+
     def faults(self) -> Iterator[Fault]:
         yield from at_least(self, 1, "dp_replicate", "tp", "cp", "pp", "ep")
         if self.dp_shard != -1 and self.dp_shard < 1:

@@ -58,7 +58,7 @@ class Target(ConfigNode):
             ConfigError: `callable` cannot be called, has no readable signature, has a required positional-only
                 parameter, has a parameter whose name a Target needs, or has no parameter of a configured name.
         """
-        signature = _read_signature(callable)
+        signature = read_signature(callable)
         extra = tuple(sorted(configured.keys() - signature.parameters.keys()))
         if extra and not signature.takes_any:
             path = target_path(callable)
@@ -124,13 +124,23 @@ class Target(ConfigNode):
 
 
 @dataclass(frozen=True, slots=True)
-class _Signature:
+class Signature:
+    """What keywords a callable takes."""
+
     parameters: Mapping[str, inspect.Parameter]
+    """Those that a keyword can fill, with resolved annotations: Any where there is none."""
     takes_any: bool
+    """Whether it has ``**kwargs``."""
 
 
 @functools.cache
-def _read_signature(callable: Callable[..., Any]) -> _Signature:
+def read_signature(callable: Callable[..., Any]) -> Signature:
+    """The signature of `callable`.
+
+    Raises:
+        ConfigError: at its dotted path: it cannot be called, has no readable signature, has a required positional-only
+            parameter, or one whose name a Target needs.
+    """
     path = _path_of(callable)
     try:
         signature = inspect.signature(callable)
@@ -150,13 +160,13 @@ def _read_signature(callable: Callable[..., Any]) -> _Signature:
         fact = f"its parameter {reserved[0]!r} has a name that Target needs"
         raise ConfigError.one(path, fact, "wrap it in a function with other names")
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    return _Signature(parameters, takes_any)
+    return Signature(parameters, takes_any)
 
 
 @functools.cache
 def _target_class(callable: Callable[..., Any], extra: tuple[str, ...]) -> type[Target]:
     """The Target class of `callable`; `extra` names the arguments that only its ``**kwargs`` takes."""
-    signature = _read_signature(callable)
+    signature = read_signature(callable)
     fields: list[tuple[str, Any, Any]] = []
     for name, parameter in signature.parameters.items():
         default = parameter.default if _is_data(parameter.default) else UNSET

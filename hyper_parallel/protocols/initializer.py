@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from hyper_parallel.protocols.local_block import local_block
+
 _CHUNK = 1 << 16  # elements drawn at a time: intermediate arrays stay in the cache
 
 
@@ -65,15 +67,8 @@ def initialize_(parameter: torch.Tensor, initializer: Initializer, *, seed: int,
 
     `name` is the parameter's name in the whole, unwrapped model.
     """
-    block, offset = parameter, (0,) * parameter.dim()
-    if hasattr(parameter, "to_local"):
-        from torch.distributed.tensor import DTensor
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        assert isinstance(parameter, DTensor)
-        block = parameter.to_local()
-        _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    initializer.fill(block, seed=seed, name=name, shape=tuple(parameter.shape), offset=tuple(offset))
+    block, offset = local_block(parameter)
+    initializer.fill(block, seed=seed, name=name, shape=tuple(parameter.shape), offset=offset)
 
 
 def _key(seed: int, name: str) -> int:

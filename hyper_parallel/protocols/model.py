@@ -85,4 +85,7 @@ class BaseModel(Module):
         """
         for name, owner, leaf in _owned_parameters(self):
             assert isinstance(owner, Module), f"{name}: verify_module_protocol() was not called"
-            initialize_(owner._parameters[leaf], owner.param_init[leaf], seed=seed, name=name)
+            # Not through the attribute, which may be a part of it.
+            parameter = owner._parameters[leaf]
+            assert parameter is not None
+            initialize_(parameter, owner.param_init[leaf], seed=seed, name=name)

@@ -48,7 +48,7 @@ class Module(nn.Module, Configurable):
         self.local_states = {}
 
     def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
+        value: Any = super().__getattr__(name)
         gradient = self.__dict__.get("local_states", {}).get(name)
         # Outside of forward FSDP keeps parameters on more axes than the plan's one: those are its own, not to be read.
         if gradient is None or value is None or len(value.placements) > len(gradient):
@@ -91,6 +91,7 @@ class Module(nn.Module, Configurable):
         axis, mesh = MeshAxisName.TP, parallel_dims.tp_mesh
         if mesh is None:
             return
+        assert isinstance(self.config, Module.Config)
         plan = self.config.sharding
         plans = [(name, module, _plan_of(name, plan)) for name, module in self.named_modules()]
         _check_plan(plan, plans)

@@ -67,7 +67,7 @@ class TrainerConfig(Configurable.Config):
     """What is minimised: a sum over trained tokens."""
     checkpoint: Buildable[CheckpointManager] = slot(
         CheckpointManager.Config,
-        runtime="dump_folder sd_adapter model_parts optimizers lr_schedulers dataloader train_state",
+        runtime="dump_folder sd_adapter tokenizer model_parts optimizers lr_schedulers dataloader train_state",
     )
     """Saves and resumes."""
     metrics: Buildable[MetricsProcessor] = slot(
@@ -100,6 +100,7 @@ class TrainerConfig(Configurable.Config):
         """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
         yield from _model_faults(self)
         yield from _tokenizer_faults(self)
+        yield from _initial_weights_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
         if min(p.dp_replicate, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
@@ -136,6 +137,22 @@ def _tokenizer_faults(config: TrainerConfig) -> Iterator[Fault]:
     tokenizer, folder = config.tokenizer, config.hf_assets_path
     if isinstance(tokenizer, HuggingFaceTokenizer.Config) and tokenizer.path is None and folder is not None:
         yield from folder_faults(Path(folder), "hf_assets_path")
+
+
+def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
+    checkpoint, spec = config.checkpoint, config.model_spec
+    if not isinstance(checkpoint, CheckpointManager.Config) or checkpoint.load_from is None:
+        return
+    if spec is None or spec.model is None or any(fault.path == "load_from" for fault in checkpoint.faults()):
+        return  # which is told elsewhere
+    if spec.state_dict_adapter is None:
+        fact = f"{checkpoint.load_from} is given, but {spec.name} has no state_dict_adapter to read it with"
+        yield Fault("checkpoint.load_from", fact, "leave it out")
+        return
+    try:
+        spec.state_dict_adapter(spec.model).hf_differences(Path(checkpoint.load_from))
+    except ConfigError as error:
+        yield from error.faults
 
 
 def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:

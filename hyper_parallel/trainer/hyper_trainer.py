@@ -35,6 +35,7 @@ class HyperTrainer(BaseTrainer, Configurable):
             model_parts=self.model_parts,
             optimizers=self.optimizers,
             lr_schedulers=self.lr_schedulers,
+            tokenizer=self.tokenizer,
             dataloader=self.dataloader,
             train_state=self.state,
         )

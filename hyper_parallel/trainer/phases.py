@@ -260,6 +260,7 @@ def build_checkpointer(
     model_parts: list[BaseModel],
     optimizers: OptimizersContainer,
     lr_schedulers: LRSchedulersContainer,
+    tokenizer: BaseTokenizer,
     dataloader: BaseDataLoader,
     train_state: TrainState,
 ) -> CheckpointManager:
@@ -269,6 +270,7 @@ def build_checkpointer(
     return config.checkpoint.build(
         dump_folder=config.dump_folder,
         sd_adapter=None if adapter is None else adapter(model_config),
+        tokenizer=tokenizer,
         model_parts=model_parts,
         optimizers=optimizers,
         lr_schedulers=lr_schedulers,

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from hyper_parallel.assets import TOKENIZER_FOLDER
-from hyper_parallel.components.tokenizer import HuggingFaceTokenizer
+from hyper_parallel.components.tokenizer import HuggingFaceTokenizer, TokenIdTokenizer
 from hyper_parallel.config.errors import ConfigError
 
 TEXT = "  To be, or not to be:\tthat is the question.\n\nÄ 你 <|endoftext|> 🙂"
@@ -115,3 +115,19 @@ def test_a_broken_tokenizer_is_refused(tmp_path, content):
     assert refusal(HuggingFaceTokenizer.Config(path=str(tmp_path))).startswith(
         f"tokenizer.path: the tokenizer in {tmp_path} cannot be read ("
     )
+
+
+def test_text_that_is_token_ids_already():
+    tokenizer = TokenIdTokenizer.Config(vocab_size=12).build()
+    assert (tokenizer.vocab_size, tokenizer.eos_id, tokenizer.pad_id) == (12, 11, 11)
+    assert tokenizer.encode_batch(["3 0 11", ""]) == [[3, 0, 11], []]
+    assert tokenizer.decode([3, 0, 11]) == "3 0 11"
+    for word in ("12", "-1", "to"):
+        with pytest.raises(ConfigError) as caught:
+            tokenizer.encode(f"3 {word}")
+        assert str(caught.value) == (
+            f"tokenizer.vocab_size: {word!r} is no token id from 0 to 11; "
+            "give text of ids, or a tokenizer that reads words"
+        )
+    with pytest.raises(ConfigError, match=r"^hf_assets_path: some/folder is given, but the tokenizer reads ids"):
+        TokenIdTokenizer.Config(vocab_size=12).build(hf_assets_path="some/folder")

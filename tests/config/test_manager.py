@@ -10,7 +10,7 @@ import types
 import pytest
 import yaml
 
-from hyper_parallel.config import manager
+from hyper_parallel.config import manager, resolver
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.target import Target
 from tests.config import trees
@@ -20,7 +20,8 @@ from tests.config.trees import Trainer
 RECIPE = "--recipe=tests.config.trees."
 EXAMPLES = (
     "python -m hyper_parallel.train --model_spec qwen3_moe:debug or "
-    "python -m hyper_parallel.train --recipe recipes.qwen3_moe.debug"
+    "python -m hyper_parallel.train --recipe recipes.qwen3_moe.debug or "
+    "python -m hyper_parallel.train --config-file run.yaml"
 )
 
 
@@ -88,11 +89,11 @@ def test_a_flavor_wins_over_a_folder_of_the_same_name(families, tmp_path, monkey
         (["--training.steps", "3"], f"command line: nothing says what to train; give exactly one of {EXAMPLES}"),
         (
             ["--model_spec", "alpha", "--recipe", "a.b"],
-            f"command line: --model_spec and --recipe are given; give exactly one of {EXAMPLES}",
+            f"command line: --model_spec alpha and --recipe a.b are given; give exactly one of {EXAMPLES}",
         ),
         (
             ["--model_spec", "alpha", "--model_spec", "alpha"],
-            f"command line: --model_spec and --model_spec are given; give exactly one of {EXAMPLES}",
+            f"command line: --model_spec alpha and --model_spec alpha are given; give exactly one of {EXAMPLES}",
         ),
         (
             ["--model_spec"],
@@ -110,15 +111,13 @@ def test_a_flavor_wins_over_a_folder_of_the_same_name(families, tmp_path, monkey
         (["--model_spec", "alpha:"], "model_spec: 'alpha:' ends without a flavor; write alpha, or alpha:FLAVOR"),
         (["--model_spec", "alpha:xl"], "model_spec: unknown flavor 'xl'; choose one of debug, large"),
         (["word"], "word: the word belongs to no flag; write --name value or --name=value"),
+        (["run.yaml"], "run.yaml: there is no such file; give a YAML file"),
+        (["--config-file", "run.yaml"], "run.yaml: there is no such file; give a YAML file"),
+        (["--config_file"], "config_file: expected FILE.yaml, got nothing; write --config-file run.yaml"),
         (
-            ["run.yaml"],
-            "run.yaml: training from a YAML file is not supported yet; "
-            "give --model_spec qwen3_moe:debug or --recipe recipes.qwen3_moe.debug",
-        ),
-        (
-            ["--config-file", "run.yaml"],
-            "run.yaml: training from a YAML file is not supported yet; "
-            "give --model_spec qwen3_moe:debug or --recipe recipes.qwen3_moe.debug",
+            ["run.yaml", "--config-file", "other.yaml"],
+            "command line: --config-file other.yaml and --config-file run.yaml are given; "
+            f"give exactly one of {EXAMPLES}",
         ),
         (["--recipe", "good"], "recipe: 'good' is no dotted path; write package.module.name"),
         ([RECIPE + "goood"], "recipe: tests.config.trees has no 'goood'; did you mean 'good'?"),
@@ -190,7 +189,7 @@ def test_saved_files_hold_every_group_with_its_class(tmp_path, monkeypatch):
     manager.save(tree)
     assert sorted(os.listdir(folder)) == ["config.json", "config.yaml"]
     saved = yaml.safe_load((folder / "config.yaml").read_text())
-    assert saved == json.loads((folder / "config.json").read_text()) == manager.document(tree)
+    assert saved == json.loads((folder / "config.json").read_text()) == resolver.document(tree)
     assert list(saved) == [
         "model", "hf_assets_path", "dump_folder", "optimizer", "loss", "metrics", "training", "compile"
     ]  # fmt: skip

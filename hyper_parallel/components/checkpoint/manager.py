@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import random
@@ -18,10 +19,13 @@ from torch import nn
 
 from hyper_parallel.components.checkpoint import storage
 from hyper_parallel.components.checkpoint.storage import CheckpointError
+from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.config.configurable import Configurable
-from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.config.sections import at_least
+from hyper_parallel.distributed.hf_weights import HFWeightsError, load_hf_weights, save_hf_weights, weight_files
 from hyper_parallel.distributed.process_group import rank
+from hyper_parallel.distributed.together import broadcast, on_rank_0
 from hyper_parallel.platform import get_platform
 from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
@@ -58,12 +62,17 @@ class CheckpointManager(Configurable):
         """Remove all but this many of the newest checkpoints, after each save. None: keep all."""
         load_step: int | None = None
         """Resume from this step. None: from the newest complete one."""
+        load_from: str | None = None
+        """Hugging Face folder with the weights to start from, where there is no checkpoint to resume from. They are
+        taken with enable False too. None: weights drawn from training.seed."""
 
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 1, "interval_steps", "keep_latest_k")
             yield from at_least(self, 0, "load_step")
             if self.load_step is not None and not self.enable:
                 yield Fault("load_step", f"{self.load_step} is given but enable is False", "set enable True")
+            if self.load_from is not None:
+                yield from _folder_faults(Path(self.load_from))
 
     def __init__(
         self,
@@ -71,6 +80,7 @@ class CheckpointManager(Configurable):
         *,
         dump_folder: str,
         sd_adapter: StateDictAdapter | None,
+        tokenizer: BaseTokenizer | None,
         model_parts: list[nn.Module],
         optimizers: Stateful,
         lr_schedulers: Stateful,
@@ -78,8 +88,10 @@ class CheckpointManager(Configurable):
         train_state: Stateful,
     ) -> None:
         self._config = config
-        self._root = Path(dump_folder) / config.folder
+        self._dump_folder = Path(dump_folder)
+        self._root = self._dump_folder / config.folder
         self._adapter = sd_adapter
+        self._tokenizer = tokenizer
         self._model_parts = model_parts
         self._optimizers = optimizers
         self._last_complete_step: int | None = None
@@ -118,17 +130,20 @@ class CheckpointManager(Configurable):
                 "checkpoint: step %d saved in %s, %d bytes in %.2f s",
                 step, storage.step_folder(self._root, step), size_bytes, seconds,
             )  # fmt: skip
-        storage.together(lambda: self._remove_old(step) if rank() == 0 else None)
+        on_rank_0(lambda: self._remove_old(step), CheckpointError)
 
     def load(self) -> int:
-        """Takes up the run where a checkpoint left it; returns its step, 0 if there is none to take up.
+        """Takes up the run where a checkpoint left it; returns its step. Where there is none to take up, the weights of
+        `load_from` are read, if it is given, and the step is 0.
 
         Raises:
             CheckpointError: on every rank: `load_step` has no complete checkpoint, the checkpoint is of another model
-                or optimizer (the first names that differ are given), or it cannot be read.
+                or optimizer (the first names that differ are given), `load_from` holds other weights than the model
+                has (all of them are named), or what is there cannot be read.
         """
-        step = storage.broadcast(self._step_to_load) if self._config.enable else None
+        step = broadcast(self._step_to_load, CheckpointError) if self._config.enable else None
         if step is None:
+            self._load_initial_weights()
             return 0
         start = time.perf_counter()
         folder = storage.step_folder(self._root, step)
@@ -148,8 +163,62 @@ class CheckpointManager(Configurable):
             _set_rng_state(state["rng"][str(rank())])
         self._last_complete_step = step
         if rank() == 0:
-            logger.info("checkpoint: resumed from %s in %.2f s", folder, time.perf_counter() - start)
+            unread = "" if self._config.load_from is None else f"; {self._config.load_from} is not read"
+            logger.info("checkpoint: resumed from %s in %.2f s%s", folder, time.perf_counter() - start, unread)
         return step
+
+    def export_hf(self, folder: str | Path) -> None:
+        """Writes the live model and the run's tokenizer as a folder that transformers loads. Every rank calls it.
+
+        An older export below the dump folder is replaced. Any other folder must be empty.
+
+        Raises:
+            RunError: on every rank: the model has no state-dict adapter, or the folder cannot be written.
+        """
+        start = time.perf_counter()
+        folder = Path(folder)
+        size_bytes = save_hf_weights(
+            self._model_parts,
+            self._required_adapter(f"exporting to {folder}"),
+            folder,
+            replace=folder.resolve().is_relative_to(self._dump_folder.resolve()),
+            add_files=None if self._tokenizer is None else self._tokenizer.save,
+        )
+        if rank() == 0:
+            logger.info("exported %s, %d bytes in %.2f s", folder, size_bytes, time.perf_counter() - start)
+
+    def _load_initial_weights(self) -> None:
+        if self._config.load_from is None:
+            return
+        start = time.perf_counter()
+        folder = Path(self._config.load_from)
+        adapter = self._required_adapter("checkpoint.load_from")
+
+        def differences() -> list[str]:
+            try:
+                return adapter.hf_differences(folder)
+            except ConfigError as error:
+                raise CheckpointError(str(error)) from error
+
+        if (differ := on_rank_0(differences, CheckpointError)) and rank() == 0:
+            logger.warning("checkpoint: config.json in %s and this run's model differ: %s", folder, "; ".join(differ))
+        try:
+            load_hf_weights(self._model_parts, adapter, folder)
+        except HFWeightsError as error:
+            raise CheckpointError(f"checkpoint.load_from: {error}") from error
+        if rank() == 0:
+            why = f"no complete checkpoint in {self._root}" if self._config.enable else "checkpoint.enable is False"
+            logger.info(
+                "checkpoint: initial weights of %s, read in %.2f s (%s)", folder, time.perf_counter() - start, why
+            )
+
+    def _required_adapter(self, purpose: str) -> StateDictAdapter:
+        if self._adapter is None:
+            raise CheckpointError(
+                f"{purpose} needs Hugging Face's names of the weights, which this model's spec does not know; give its "
+                "ModelSpec a state_dict_adapter"
+            )
+        return self._adapter
 
     def _state(self) -> dict[str, Any]:
         """The tensors of the live run, and its other states as bytes, which nothing takes apart."""
@@ -194,6 +263,26 @@ class CheckpointManager(Configurable):
                 storage.remove(storage.step_folder(self._root, step))
             except OSError as error:  # the new checkpoint is safe; this costs space only
                 logger.warning("checkpoint: step %d could not be removed: %s", step, error)
+
+
+def _folder_faults(folder: Path) -> Iterator[Fault]:
+    """Why the weights in `folder` cannot be read, as far as can be seen from outside."""
+    remedy = "give a folder that transformers' save_pretrained() wrote"
+    if not folder.is_dir():
+        yield Fault("load_from", f"{folder} is {'not a folder' if folder.exists() else 'missing'}", remedy)
+        return
+    try:
+        described = "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):  # none, no JSON, no mapping
+        described = False
+    if not described:
+        fact = f"{folder} holds no config.json of a Hugging Face model; checkpoints of other runs are not supported yet"
+        yield Fault("load_from", fact, remedy)
+        return
+    try:
+        weight_files(folder)
+    except (OSError, HFWeightsError) as error:
+        yield Fault("load_from", str(error), remedy)
 
 
 @contextmanager

@@ -15,18 +15,18 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hyper_parallel.config.errors import RunError
+from hyper_parallel.distributed.atomic_folder import make_partial, partial_name, publish, sync_folder
 from hyper_parallel.distributed.process_group import rank
+from hyper_parallel.distributed.together import broadcast, on_rank_0, together
 
 MARKER = "complete.json"
-ResultT = TypeVar("ResultT")
 
 UNPICKLING_ERRORS = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, KeyError, ValueError)
 """What damaged bytes make of `pickle.load`, by its documentation and by trial."""
@@ -86,16 +86,16 @@ def write(root: Path, step: int, state: dict[str, Any]) -> int:
     """
     import torch.distributed.checkpoint as dcp
 
-    partial = root / f"step-{step}.partial"
+    folder = step_folder(root, step)
     try:
-        together(lambda: _make_empty(partial) if rank() == 0 else None)
-        writer = dcp.FileSystemWriter(partial, sync_files=True)
-        together(lambda: dcp.save(state, storage_writer=writer, no_dist=_alone()))
-        size_bytes = together(lambda: _seal(partial, step_folder(root, step), step) if rank() == 0 else 0)
+        on_rank_0(lambda: make_partial(folder), CheckpointError)
+        writer = dcp.FileSystemWriter(partial_name(folder), sync_files=True)
+        together(lambda: dcp.save(state, storage_writer=writer, no_dist=_alone()), CheckpointError)
+        size_bytes = on_rank_0(lambda: _seal(folder, step), CheckpointError)
     except CheckpointError as error:
         if rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)  # its space may be what the disk lacks
-        steps = broadcast(lambda: complete_steps(root))
+            shutil.rmtree(partial_name(folder), ignore_errors=True)  # its space may be what the disk lacks
+        steps = broadcast(lambda: complete_steps(root), CheckpointError)
         left = f"the last complete checkpoint is {step_folder(root, steps[-1])}" if steps else "none is complete yet"
         raise CheckpointError(
             f"the checkpoint of step {step} could not be saved in {root}: {error}; {left}; "
@@ -118,7 +118,7 @@ def saved_entries(folder: Path) -> dict[str, Any]:
         except UNPICKLING_ERRORS as error:
             raise CheckpointError(f"{type(error).__name__}: {error}") from error
 
-    return together(entries)
+    return together(entries, CheckpointError)
 
 
 def read(folder: Path, state: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def read(folder: Path, state: dict[str, Any]) -> None:
     """
     import torch.distributed.checkpoint as dcp
 
-    together(lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone()))
+    together(lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone()), CheckpointError)
 
 
 def remove(folder: Path) -> None:
@@ -138,55 +138,14 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def together(action: Callable[[], ResultT]) -> ResultT:
-    """Runs `action` on every rank and waits for all.
-
-    Raises:
-        CheckpointError: on every rank, with the cause that the first failing one met.
-    """
-    cause = None
-    try:
-        result = action()
-    except _storage_errors() as error:
-        cause = _cause(error)
-    causes: list[str | None] = [cause]
-    if dist.is_initialized():
-        causes = [None] * dist.get_world_size()
-        dist.all_gather_object(causes, cause)
-    for source, text in enumerate(causes):
-        if text is not None:
-            raise CheckpointError(text if len(causes) == 1 else f"{text} (on rank {source})")
-    return result
-
-
-def _storage_errors() -> tuple[type[BaseException], ...]:
-    """What `together` shares. Looked up when something was raised, so that a run without checkpoints loads no DCP."""
-    from torch.distributed.checkpoint.api import CheckpointException  # derives from BaseException alone
-
-    return OSError, CheckpointError, CheckpointException
-
-
-def broadcast(decide: Callable[[], ResultT]) -> ResultT:
-    """What `decide` returns on rank 0, on every rank: looks at a disk may differ, decisions may not."""
-    decision = [together(lambda: decide() if rank() == 0 else None)]
-    if dist.is_initialized():
-        dist.broadcast_object_list(decision, src=0)
-    return decision[0]  # type: ignore[return-value]
-
-
 def _alone() -> bool:
     """Whether there is no process group, which DCP must be told, and then warns of at each call."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
     return not dist.is_initialized()
 
 
-def _make_empty(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-
-
-def _seal(partial: Path, final: Path, step: int) -> int:
+def _seal(folder: Path, step: int) -> int:
+    partial = partial_name(folder)
     files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
     marker = {
         "step": step,
@@ -198,39 +157,6 @@ def _seal(partial: Path, final: Path, step: int) -> int:
         json.dump(marker, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
-    _sync_folder(partial)
-    replaced = final.with_name(f"{final.name}.replaced")
-    if final.exists():
-        if replaced.exists():
-            shutil.rmtree(replaced)
-        final.rename(replaced)
-    partial.rename(final)
-    _sync_folder(final.parent)
-    if replaced.exists():
-        shutil.rmtree(replaced)
+    sync_folder(partial)
+    publish(folder)
     return sum(files.values())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _cause(error: BaseException) -> str:
-    """What went wrong first, in a line: DCP wraps the errors of all ranks, and torch those of the operating system."""
-    failures = getattr(error, "failures", None)
-    while failures:
-        error, _ = failures[min(failures)]
-        failures = getattr(error, "failures", None)
-    if isinstance(error, CheckpointError):
-        return str(error)
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    root = next((link for link in chain if isinstance(link, OSError) and link.strerror), error)
-    return f"{type(root).__name__}: {root}"

@@ -56,6 +56,13 @@ def tokenize(texts: Iterable[str], tokenizer: BaseTokenizer) -> TokenizedDocumen
     token_ids = np.concatenate(documents) if documents else np.empty(0, dtype)
     offsets = np.zeros(len(documents) + 1, np.int64)
     np.cumsum([len(document) for document in documents], out=offsets[1:])
+    return TokenizedDocuments(
+        token_ids, offsets, texts_hash.hexdigest(), tokens_digest(token_ids, offsets), empty_texts
+    )
+
+
+def tokens_digest(token_ids: npt.NDArray[np.unsignedinteger], offsets: npt.NDArray[np.int64]) -> str:
+    """Digest of documents, whatever type their ids are held in."""
     tokens_hash = hashlib.blake2b(offsets.astype("<i8").tobytes(), digest_size=16)
     tokens_hash.update(token_ids.astype("<u4").tobytes())
-    return TokenizedDocuments(token_ids, offsets, texts_hash.hexdigest(), tokens_hash.hexdigest(), empty_texts)
+    return tokens_hash.hexdigest()

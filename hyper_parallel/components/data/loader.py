@@ -13,6 +13,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,8 @@ from hyper_parallel.components.data.collate import collate_micro_batches
 from hyper_parallel.components.data.documents import TokenizedDocuments, tokenize
 from hyper_parallel.components.data.packing import PACKINGS, PackedRows, Packing
 from hyper_parallel.components.data.prefetch import BackgroundPrefetcher
-from hyper_parallel.components.data.sources import READERS, SUFFIXES, is_supported
+from hyper_parallel.components.data.sources import SUFFIXES, is_supported, read_texts
+from hyper_parallel.components.data.synthetic import DEFAULT_COUNT, synthetic_documents
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
@@ -61,18 +63,21 @@ class BaseDataLoader(Configurable, Iterator[MicroBatches]):
 
 
 class TextDataLoader(BaseDataLoader):
-    """Plain text, tokenised once when it is built and packed into rows of `seq_len` tokens."""
+    """Documents of token ids, held in memory and packed into rows of `seq_len` tokens."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        source: Literal["text"] = "text"
-        """What kind of data `path` holds. text: documents that are tokenised when training starts."""
+        source: Literal["text", "synthetic"] = "text"
+        """text: the documents of `path`, tokenised when training starts. synthetic: random token ids from the training
+        seed, seq_len of them in each document."""
         path: str | None = None
         """File of text: .txt is one document, .jsonl and .jsonl.gz hold one a line. None: the corpus in the package."""
         split: Literal["train", "validation"] = "train"
         """Part of the corpus in the package to read. A file at `path` is one split by itself: it is read whole."""
         text_field: str = "text"
         """Field of each JSON line that holds the text."""
+        documents: int | None = None
+        """Take this many documents, or as many as there are. None: all of a text, 1024 of synthetic data."""
         packing: Literal["concat", "pad"] = "concat"
         """concat: documents one after the other, cut into full rows. pad: one document a row, padded."""
         shuffle: bool = True
@@ -84,9 +89,12 @@ class TextDataLoader(BaseDataLoader):
 
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 0, "num_workers", "prefetch")
+            yield from at_least(self, 1, "documents")
             if self.num_workers > 0 and self.prefetch == 0:
                 yield Fault("prefetch", f"0 leaves {self.num_workers} workers nothing to do", "give 1 or more")
-            if self.path is not None:
+            if self.path is not None and self.source == "synthetic":
+                yield Fault("path", f"{self.path} is given, but source is synthetic", "remove one of the two")
+            elif self.path is not None:
                 path = Path(self.path)
                 known = ", ".join(SUFFIXES)
                 if not path.is_file():
@@ -95,7 +103,7 @@ class TextDataLoader(BaseDataLoader):
                 elif not is_supported(path):
                     yield Fault("path", f"{path} is of an unknown kind", f"give a file that ends in one of {known}")
             if self.text_field != "text" and (self.path is None or self.path.endswith(".txt")):
-                source = self.path or "the corpus in the package"
+                source = self.path or ("the corpus in the package" if self.source == "text" else "synthetic data")
                 yield Fault("text_field", f"{self.text_field!r} is given, but {source} has no such fields", "remove it")
 
     def __init__(
@@ -110,7 +118,7 @@ class TextDataLoader(BaseDataLoader):
         dp_size: int,
         seed: int,
     ) -> None:
-        """Reads and tokenises all documents.
+        """Reads and tokenises the documents, or draws them.
 
         Raises:
             ConfigError: the data cannot be read or gives fewer rows than one step takes, or the batch sizes do not
@@ -126,21 +134,23 @@ class TextDataLoader(BaseDataLoader):
             )
         self._config = config
         self._global_batch_size = global_batch_size
-        documents = self._read(tokenizer)
+        documents = self._read(tokenizer, seq_len, seed)
         order_seed = seed if config.shuffle else None
         packing = PACKINGS[config.packing](documents, seq_len=seq_len, pad_id=tokenizer.pad_id, seed=order_seed)
         self.rows_per_epoch = packing.rows_per_epoch
         if self.rows_per_epoch < global_batch_size:
+            is_text = config.source == "text"
+            data = config.path or (f"the embedded {config.split} corpus" if is_text else "synthetic data")
             raise ConfigError.one(
-                "dataloader.path",
-                f"{config.path or f'the embedded {config.split} corpus'} ({len(documents.lengths)} documents, "
-                f"{len(documents.token_ids)} tokens) gives {self.rows_per_epoch} rows of training.seq_len {seq_len}, "
-                f"fewer than training.global_batch_size {global_batch_size}",
-                "give more text or smaller sizes",
+                "dataloader.path" if is_text else "dataloader.documents",
+                f"{data} ({len(documents.lengths)} documents, {len(documents.token_ids)} tokens) gives "
+                f"{self.rows_per_epoch} rows of training.seq_len {seq_len}, fewer than training.global_batch_size "
+                f"{global_batch_size}",
+                f"give more {'text' if is_text else 'documents'} or smaller sizes",
             )
         self._steps = _Steps(packing, micro_batch_size, global_batch_size, dp_rank, dp_size)
         self._fingerprint = {
-            "dataloader.path": f"text {documents.texts_digest}",
+            "dataloader.path": f"{config.source} {documents.texts_digest}",
             "tokenizer": f"token ids {documents.tokens_digest}",
             "training.seq_len": seq_len,
             "dataloader.packing": config.packing,
@@ -150,14 +160,19 @@ class TextDataLoader(BaseDataLoader):
         self._samples_consumed = 0
         self._items: Iterator[MicroBatches] | None = None
 
-    def _read(self, tokenizer: BaseTokenizer) -> TokenizedDocuments:
+    def _read(self, tokenizer: BaseTokenizer, seq_len: int, seed: int) -> TokenizedDocuments:
         config = self._config
-        if config.path is None:
-            path = CORPUS_FILES[config.split]
-            logger.info("%s data: no path given, using the embedded Shakespeare corpus %s", config.split, path.name)
+        if config.source == "synthetic":
+            count = DEFAULT_COUNT if config.documents is None else config.documents
+            logger.info("%s data: random token ids", config.split)
+            documents = synthetic_documents(count, tokens=seq_len, tokenizer=tokenizer, seed=seed, split=config.split)
         else:
-            path = Path(config.path)
-        documents = tokenize(READERS[config.source](path, config.text_field), tokenizer)
+            if config.path is None:
+                path = CORPUS_FILES[config.split]
+                logger.info("%s data: no path given, using the embedded Shakespeare corpus %s", config.split, path.name)
+            else:
+                path = Path(config.path)
+            documents = tokenize(islice(read_texts(path, config.text_field), config.documents), tokenizer)
         logger.info(
             "%s data: %s documents, %s tokens%s",
             config.split,

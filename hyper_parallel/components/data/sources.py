@@ -35,10 +35,6 @@ def read_texts(path: Path, text_field: str) -> Iterator[str]:
         raise ConfigError.one("dataloader.path", f"{path} cannot be read ({error})", "give a readable file") from error
 
 
-READERS = {"text": read_texts}
-"""What reads each kind of source."""
-
-
 def is_supported(path: Path) -> bool:
     """Whether `read_texts` knows the format that the name of `path` stands for."""
     return path.name.endswith(SUFFIXES)

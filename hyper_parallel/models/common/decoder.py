@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -70,6 +70,11 @@ class Decoder(BaseModel):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):
         """Sizes under Hugging Face's names; a default is what transformers takes for a field that config.json lacks."""
+
+        model_type: ClassVar[str]
+        """Hugging Face's name of the family."""
+        architecture: ClassVar[str]
+        """The class that transformers loads a checkpoint with."""
 
         vocab_size: int = 151936
         """Token ids are below this."""
@@ -142,24 +147,28 @@ class Decoder(BaseModel):
                 yield Fault("head_dim", f"{self.head_size} is odd", "rotary positions turn pairs: give an even size")
 
         def update_from_config(self, trainer_config: Any) -> None:
-            rows = trainer_config.training.seq_len
+            raise_faults(self._run_faults(trainer_config))
+            if trainer_config.parallelism.tp > 1:
+                self.set_sharding_config(trainer_config.parallelism)
+
+        def _run_faults(self, trainer_config: Any) -> Iterator[Fault]:
+            rows, parallelism = trainer_config.training.seq_len, trainer_config.parallelism
             if rows > self.max_position_embeddings:
-                raise ConfigError.one(
+                yield Fault(
                     "training.seq_len",
                     f"{rows} is above the model's max_position_embeddings {self.max_position_embeddings}",
                     "shorten the rows, or set rope_parameters and max_position_embeddings for longer ones",
                 )
             if trainer_config.compile.enable and trainer_config.compile.fullgraph:
-                raise ConfigError.one(
+                yield Fault(
                     "compile.fullgraph",
                     "True, but attention within packed documents stays outside the graph of a block",
                     "set it False",
                 )
-            if trainer_config.parallelism.tp > 1:
+            if parallelism.tp > 1:
                 from hyper_parallel.models.common.decoder_sharding import divisibility_faults
 
-                raise_faults(divisibility_faults(self, trainer_config.parallelism, rows))
-                self.set_sharding_config(trainer_config.parallelism)
+                yield from divisibility_faults(self, parallelism, rows)
 
         def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
             """Fills in `sharding`, the family's tensor-parallel plan.

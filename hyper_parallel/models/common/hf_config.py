@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.models.common.fields import checked_fields
 
 if TYPE_CHECKING:
     from hyper_parallel.models.common.decoder import Decoder
-    from hyper_parallel.models.common.family import Family
 
 _WITHOUT_EFFECT = {
     "_name_or_path",
@@ -58,8 +58,8 @@ _ALIASES = {"num_local_experts": "num_experts"}
 """Names that transformers writes for fields of another name."""
 
 
-def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
-    """The Config that `folder`'s config.json describes.
+def read_hf_config(folder: Path, kind: type[Decoder.Config]) -> Decoder.Config:
+    """The Config, of the family that `kind` is of, that `folder`'s config.json describes.
 
     Raises:
         ConfigError: config.json is missing or of another family, or has fields or values that are not implemented;
@@ -67,13 +67,13 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
     """
     file = folder / "config.json"
     content = read_json(folder)
-    if content.get("model_type") != family.name:
+    if content.get("model_type") != kind.model_type:
         raise ConfigError.one(
             str(file),
-            f"model_type is {content.get('model_type')!r}, not {family.name}",
+            f"model_type is {content.get('model_type')!r}, not {kind.model_type}",
             f"give --model_spec {content.get('model_type')}:{folder} if that is a family here",
         )
-    own = {f.name for f in dataclasses.fields(family.config)} - set(_OURS)
+    own = {f.name for f in dataclasses.fields(kind)} - set(_OURS)
     faults: list[Fault] = []
     values: dict[str, Any] = {}
     rope = {name: content.pop(name) for name in ("rope_theta", "rope_scaling", "rope_parameters") if name in content}
@@ -87,7 +87,9 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
                 faults.append(Fault(f"{file}.{name}", f"{value!r}: {reason}", "load another model"))
         elif field not in own:
             faults.append(
-                Fault(f"{file}.{name}", f"{value!r}: {family.name} has no such field", "remove it if it has no effect")
+                Fault(
+                    f"{file}.{name}", f"{value!r}: {kind.model_type} has no such field", "remove it if it has no effect"
+                )
             )
         elif field in values and values[field] != value:
             faults.append(Fault(f"{file}.{name}", f"{value!r} differs from {field} {values[field]!r}", "keep one"))
@@ -97,7 +99,7 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
         del values["mlp_only_layers"]
     values["rope_parameters"] = dict(_rope_values(rope))
     raise_faults(faults)
-    config = family.config(**family.checked(values, str(file)))
+    config = kind(**checked_fields(kind, values, str(file)))
     raise_faults(
         Fault(".".join(filter(None, (str(file), path, fault.path))), fault.fact, fault.remedy)
         for path, node in config.traverse()
@@ -106,7 +108,7 @@ def read_hf_config(folder: Path, family: Family) -> Decoder.Config:
     return config
 
 
-def hf_config(config: Decoder.Config, family: Family, dtype: str) -> dict[str, Any]:
+def hf_config(config: Decoder.Config, dtype: str) -> dict[str, Any]:
     """The content of config.json for a model of `config` whose weights are saved in `dtype`."""
     content = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     for name in _OURS:
@@ -119,8 +121,8 @@ def hf_config(config: Decoder.Config, family: Family, dtype: str) -> dict[str, A
         if f.name == "rope_theta" or getattr(rope, f.name) != f.default or f.name == "rope_type"
     }
     return {
-        "architectures": [family.architecture],
-        "model_type": family.name,
+        "architectures": [config.architecture],
+        "model_type": config.model_type,
         "dtype": dtype,
         "hidden_act": "silu",
         "attention_dropout": 0.0,

@@ -44,7 +44,7 @@ FLAVORS: dict[str, dict[str, Any]] = {
 }
 """Per flavor the fields that differ from the defaults of `Qwen3Model.Config`."""
 
-FAMILY = Family("qwen3", "Qwen3ForCausalLM", Qwen3Model.Config, FLAVORS)
+FAMILY = Family(Qwen3Model.Config, FLAVORS)
 
 
 def create_model_spec(flavor: str = "debug", **overrides: Any) -> ModelSpec:

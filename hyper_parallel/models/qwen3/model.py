@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.models.common.decoder import Decoder
@@ -14,6 +15,9 @@ class Qwen3Model(Decoder):
     @dataclass(kw_only=True, slots=True)
     class Config(Decoder.Config):
         """Sizes of Qwen3 under Hugging Face's names."""
+
+        model_type: ClassVar[str] = "qwen3"
+        architecture: ClassVar[str] = "Qwen3ForCausalLM"
 
         head_dim: int | None = 128
         """Size of one head. None: hidden_size / num_attention_heads."""

@@ -53,7 +53,7 @@ FLAVORS: dict[str, dict[str, Any]] = {
 }
 """Per flavor the fields that differ from the defaults of `Qwen3MoeModel.Config`."""
 
-FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", Qwen3MoeModel.Config, FLAVORS)
+FAMILY = Family(Qwen3MoeModel.Config, FLAVORS)
 
 
 def create_model_spec(flavor: str = "debug", **overrides: Any) -> ModelSpec:

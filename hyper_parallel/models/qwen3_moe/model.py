@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import ParallelismConfig, at_least
@@ -18,6 +19,9 @@ class Qwen3MoeModel(Decoder):
     @dataclass(kw_only=True, slots=True)
     class Config(Decoder.Config):
         """Sizes of Qwen3-MoE under Hugging Face's names."""
+
+        model_type: ClassVar[str] = "qwen3_moe"
+        architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
 
         hidden_size: int = 2048
         """Size of the residual stream."""

@@ -53,6 +53,7 @@ class Run:
         self.manager = CheckpointManager.Config(**config).build(
             dump_folder=str(dump_folder),
             sd_adapter=None,
+            tokenizer=None,
             model_parts=[self.model],
             optimizers=self.optimizers,
             lr_schedulers=self.lr_schedulers,

@@ -164,6 +164,7 @@ def test_runtime_arguments(built: Any) -> None:
     assert calls["checkpoint"] == {
         "dump_folder": "dump",
         "sd_adapter": adapter,
+        "tokenizer": trainer.tokenizer,
         "model_parts": [model],
         "optimizers": trainer.optimizers,
         "lr_schedulers": "lr_schedulers",

@@ -1,0 +1,429 @@
+"""From what a YAML file says to the typed tree, and back.
+
+Resolving yields Configs, building yields objects: a `_target_` that is a Config class, or a function annotated to
+return one (a ModelSpec is one), is called here, for it only makes data. Any other callable becomes a `Target`, which
+the trainer calls. Nothing else is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import traceback
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import yaml
+
+from hyper_parallel.config.annotations import holds_targets, is_node, is_target, members
+from hyper_parallel.config.configurable import ConfigNode, Configurable, join, plain, target_path
+from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
+from hyper_parallel.config.imports import import_object
+from hyper_parallel.config.schema import default_config, field_aliases, field_slot, field_types, settings
+from hyper_parallel.config.target import Target, read_signature
+from hyper_parallel.config.values import coerce, describe, is_optional, shown
+
+logger = logging.getLogger(__name__)
+
+RootT = TypeVar("RootT", bound=ConfigNode)
+
+TARGET = "_target_"
+"""The key that names what a group is made by."""
+ROOT = "hyper_parallel.trainer.config.TrainerConfig"
+"""The class of the tree, by its path, since it stands on a floor above this one."""
+_MOVED_PACKAGES = {"hyper_models.": "hyper_parallel."}
+YAML_NAMES = {"model_spec": "model"}
+"""Fields of the root that go by another name in a file."""
+_SCALARS = (bool, int, float, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[RootT]):
+    """A tree, and how its values were spelled."""
+
+    tree: RootT
+    written: dict[str, str]
+    """Canonical path -> the path that the user wrote, where the two differ."""
+
+
+def resolve_root(raw: Mapping[str, Any], root: type[RootT] | None = None) -> RootT:
+    """The tree that `raw` describes: each given group names its `_target_`, groups left out take their defaults.
+
+    Args:
+        raw: the content of a YAML file.
+        root: class of the tree; TrainerConfig unless given.
+
+    Raises:
+        ConfigError: with every fault that was found, paths as they are spelled in `raw`. Unknown groups and groups
+            without a `_target_` are told before any target is imported.
+    """
+    resolved = resolve(raw, root or import_object(ROOT, "root"))
+    faults = missing_arguments(resolved.tree)
+    raise_faults(dataclasses.replace(fault, path=spelled(fault.path, resolved.written)) for fault in faults)
+    return resolved.tree
+
+
+def resolve(raw: Mapping[str, Any], root: type[RootT]) -> Resolved[RootT]:
+    """As `resolve_root`, but arguments that a Target misses may still come, from the command line."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError.one("$", f"expected groups, got {shown(raw)}", "write groups, as in `model:` and `training:`")
+    groups = list(_groups(raw, root))
+    raise_faults([*_repeated(groups), *(fault for group in groups for fault in _shape_faults(root, *group))])
+    context = _Resolution()
+    values: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for name, f, value in groups:
+        assert f is not None, "unknown names are refused above"
+        if name != f.name:
+            context.written[f.name] = name
+        try:
+            values[f.name] = context.value(value, field_types(root)[f.name], name, f.name)
+        except ConfigError as error:
+            faults.extend(error.faults)
+    raise_faults(faults)
+    if context.moved:
+        names = ", ".join(dict.fromkeys(context.moved))
+        logger.warning("deprecated: %s: the package is hyper_parallel now, write its name in the file", names)
+    return Resolved(root(**values), context.written)
+
+
+def missing_arguments(tree: ConfigNode) -> Iterator[Fault]:
+    """Faults of Targets that need an argument which is neither configured nor among what the trainer passes."""
+    for path, node in tree.traverse():
+        for f in dataclasses.fields(node):
+            slot, value = field_slot(f), getattr(node, f.name)
+            if slot is None:
+                continue
+            items = enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)]
+            for i, target in items:
+                if not isinstance(target, Target):
+                    continue
+                place = join(path, f.name) if i is None else f"{join(path, f.name)}.{i}"
+                for name in target.missing(slot.runtime):
+                    where = f"{place}.{name}"
+                    yield Fault(where, f"{target.target_path} needs it", f"write --{where} VALUE")
+
+
+def document(tree: ConfigNode) -> dict[str, Any]:
+    """The tree as YAML holds it: every group names its `_target_`, and the model stands under ``model``."""
+    groups: dict[str, Any] = {}
+    for f in dataclasses.fields(tree):
+        value = getattr(tree, f.name)
+        if value is None and f.name in YAML_NAMES:
+            continue
+        group = plain(value)
+        if isinstance(value, ConfigNode) and TARGET not in group:
+            group = {TARGET: target_path(type(value)), **group}
+        groups[YAML_NAMES.get(f.name, f.name)] = group
+    return groups
+
+
+def to_yaml(tree: ConfigNode) -> str:
+    """The tree as text that `resolve_root` makes an equal tree of."""
+    return yaml.safe_dump(document(tree), sort_keys=False, allow_unicode=True)
+
+
+def spelled(path: str, written: Mapping[str, str]) -> str:
+    """`path` with its longest part that the user spelled otherwise as the user spelled it."""
+    known, rest = path, ""
+    while known:
+        if known in written:
+            return written[known] + rest
+        known, dot, last = known.rpartition(".")
+        rest = f"{dot}{last}{rest}" if dot else path
+    return path
+
+
+def _groups(raw: Mapping[str, Any], root: type[ConfigNode]) -> Iterator[tuple[str, dataclasses.Field[Any] | None, Any]]:
+    """(name as written, the root's field, value) of each group; the field is None where the root has none."""
+    fields = fields_by_name(root)
+    for name, value in raw.items():
+        yield str(name), fields.get(str(name)), value
+
+
+def _repeated(groups: Iterable[tuple[str, dataclasses.Field[Any] | None, Any]]) -> Iterator[Fault]:
+    first: dict[str, str] = {}
+    for name, f, _ in groups:
+        if f is not None and (earlier := first.setdefault(f.name, name)) != name:
+            yield Fault(name, f"{earlier} is the same group and is given too", "keep one of them")
+
+
+def fields_by_name(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of `cls` that a user may set, by each of their names."""
+    fields = [f for f in dataclasses.fields(cls) if not f.metadata.get("hidden")]
+    return {name: f for f in fields for name in (f.name, *field_aliases(f)) if "." not in name}
+
+
+def _shape_faults(root: type[ConfigNode], name: str, f: dataclasses.Field[Any] | None, value: Any) -> Iterator[Fault]:
+    """What can be seen of a group without importing anything."""
+    if f is None:
+        names = sorted({YAML_NAMES.get(each.name, each.name) for each in fields_by_name(root).values()})
+        yield Fault(name, f"{root.__name__} has no such field", _remedy_for_group(name, names, root))
+        return
+    annotation = field_types(root)[f.name]
+    if is_target(annotation) or is_node(annotation):
+        yield from _target_faults(value, f, annotation, name)
+    elif holds_targets(annotation) and isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _target_faults(item, f, annotation, join(name, str(i)))
+
+
+def _target_faults(value: Any, f: dataclasses.Field[Any], annotation: Any, path: str) -> Iterator[Fault]:
+    example = _example(f, annotation)
+    remedy = f"write `{TARGET}: {example}` in it" if example else f"name a class or function as its `{TARGET}`"
+    if value is None and is_optional(annotation):
+        return
+    if value is None:
+        yield Fault(path, "is given without content", f"{remedy}, or leave it out")
+    elif not isinstance(value, Mapping):
+        yield Fault(path, f"expected a group with a {TARGET}, got {shown(value)}", remedy)
+    elif TARGET not in value:
+        yield Fault(path, f"names no {TARGET}", remedy)
+
+
+def _remedy_for_group(name: str, names: Sequence[str], root: type[ConfigNode]) -> str:
+    """Where what `name` holds elsewhere stands here, else the nearest group."""
+    for setting in settings(root()):
+        if any(alias.startswith(f"{name}.") for alias in setting.names[1:]):
+            return f"write its values in {setting.path.partition('.')[0]}"
+    return did_you_mean(name, names)
+
+
+def _example(f: dataclasses.Field[Any], annotation: Any) -> str:
+    """A `_target_` for a field: its own class, or that of its default."""
+    if f.name in YAML_NAMES:
+        return "hyper_parallel.models.FAMILY.create_model_spec"
+    default = default_config(f)
+    if isinstance(default, Target):
+        return default.target_path
+    if isinstance(default, ConfigNode):
+        return target_path(type(default))
+    return target_path(annotation) if is_node(annotation) else ""
+
+
+class _Resolution:
+    """Resolves the values of one file."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, str] = {}
+        self.moved: list[str] = []
+
+    def value(self, value: Any, annotation: Any, path: str, canonical: str) -> Any:
+        """`value` as `annotation` wants it. `path` is its path as it is written.
+
+        Raises:
+            ConfigError: with every fault in it.
+        """
+        left_out = value is None and is_optional(annotation)
+        if (is_target(annotation) and not left_out) or (is_node(annotation) and _has_target(value)):
+            return self._node(value, annotation, path, canonical)
+        if holds_targets(annotation) and isinstance(value, (list, tuple)):
+            return coerce(self._nodes(value, annotation, path, canonical), annotation, path)
+        raise_faults(
+            Fault(join(where, TARGET), "a component inside this one cannot be chosen", "remove it, and configure "
+                  f"{path.rpartition('.')[0] or path} by its own arguments")
+            for where in _targets_inside(value, path)
+        )  # fmt: skip
+        return coerce(value, annotation, path)
+
+    def _nodes(self, values: Sequence[Any], annotation: Any, path: str, canonical: str) -> list[Any]:
+        item = next(members(annotation))
+        nodes: list[Any] = []
+        faults: list[Fault] = []
+        for i, value in enumerate(values):
+            try:
+                nodes.append(self._node(value, item, join(path, str(i)), join(canonical, str(i))))
+            except ConfigError as error:
+                faults.extend(error.faults)
+        raise_faults(faults)
+        return nodes
+
+    def _node(self, value: Any, annotation: Any, path: str, canonical: str) -> Any:
+        if not isinstance(value, Mapping):
+            raise ConfigError.one(path, f"expected a group with a {TARGET}, got {shown(value)}", f"give it a {TARGET}")
+        if TARGET not in value:
+            raise ConfigError.one(path, f"names no {TARGET}", f"name a class or function as its `{TARGET}`")
+        where = join(path, TARGET)
+        target = self._import(value[TARGET], where)
+        arguments = {str(name): item for name, item in value.items() if name != TARGET}
+        makes = _what_it_makes(target)
+        raise_faults(_product_faults(target, makes, annotation, where))
+        if isinstance(target, type) and issubclass(target, ConfigNode):
+            return self._config(target, arguments, path, canonical)
+        signature = _rooted(lambda: read_signature(target), where)
+        configured = self._arguments(target, signature, arguments, path, canonical)
+        if not is_node(makes):
+            return Target.of(target, **configured)
+        required = [n for n, p in signature.parameters.items() if p.default is p.empty and n not in configured]
+        raise_faults(Fault(join(path, n), f"{target_path(target)} needs it", "give it a value") for n in required)
+        made = _called(target, configured, path)
+        if not isinstance(made, makes):
+            fact = (
+                f"{target_path(target)} returned {shown(made)}, not the {makes.__qualname__} that it is annotated with"
+            )
+            raise ConfigError.one(where, fact, "mend the function")
+        # The group's names are those of the node within.
+        inline = [f.name for f in dataclasses.fields(made) if f.metadata.get("inline")]
+        self.written.update((join(canonical, name), path) for name in inline)
+        return made
+
+    def _import(self, dotted: Any, path: str) -> Any:
+        if not isinstance(dotted, str):
+            raise ConfigError.one(path, f"expected a dotted path, got {shown(dotted)}", "write package.module.name")
+        for old, new in _MOVED_PACKAGES.items():
+            if dotted.startswith(old):
+                self.moved.append(f"{path} {dotted}")
+                dotted = new + dotted.removeprefix(old)
+        target = import_object(dotted, path)
+        if not callable(target):
+            raise ConfigError.one(path, f"{dotted} is {shown(target)}, not callable", "name a class or a function")
+        if isinstance(target, type) and issubclass(target, Configurable):
+            raise ConfigError.one(path, f"{dotted} is built from its Config", f"write {dotted}.Config")
+        return target
+
+    def _config(self, cls: type[ConfigNode], arguments: dict[str, Any], path: str, canonical: str) -> ConfigNode:
+        fields, types_ = fields_by_name(cls), field_types(cls)
+        given: dict[str, str] = {}
+        faults: list[Fault] = []
+        values: dict[str, Any] = {}
+        for name, value in arguments.items():
+            where, f = join(path, name), fields.get(name)
+            if f is None:
+                names = sorted({each.name for each in fields.values()})
+                faults.append(Fault(where, f"{cls.__qualname__} has no field {name!r}", did_you_mean(name, names)))
+                continue
+            if f.name in given:
+                fact = f"{join(path, given[f.name])} is the same setting and is given too"
+                faults.append(Fault(where, fact, "keep one of them"))
+                continue
+            given[f.name] = name
+            own = join(canonical, f.name)
+            if where != own:
+                self.written[own] = where
+            try:
+                values[f.name] = self.value(value, types_[f.name], where, own)
+            except ConfigError as error:
+                faults.extend(error.faults)
+        for f in dataclasses.fields(cls):
+            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            if required and f.name not in given:
+                faults.append(Fault(join(path, f.name), f"{cls.__qualname__} needs it", "give it a value"))
+        raise_faults(faults)
+        return _called(cls, values, path)
+
+    def _arguments(
+        self, target: Callable[..., Any], signature: Any, arguments: dict[str, Any], path: str, canonical: str
+    ) -> dict[str, Any]:
+        faults: list[Fault] = []
+        configured: dict[str, Any] = {}
+        for name, value in arguments.items():
+            where = join(path, name)
+            if name in signature.parameters:
+                annotation = signature.parameters[name].annotation
+            elif signature.takes_any:
+                annotation = Any
+            else:
+                fact = f"{target_path(target)} has no argument {name!r}"
+                faults.append(Fault(where, fact, did_you_mean(name, signature.parameters)))
+                continue
+            try:
+                configured[name] = self.value(value, annotation, where, join(canonical, name))
+            except ConfigError as error:
+                faults.extend(error.faults)
+        raise_faults(faults)
+        return configured
+
+
+def _what_it_makes(target: Any) -> Any:
+    """The class of what calling `target` gives, or its annotation; None where nothing says so.
+
+    For a Config class that is the class itself, since what it builds is another matter.
+    """
+    if isinstance(target, type):
+        return target
+    try:
+        return typing.get_type_hints(inspect.unwrap(target)).get("return")
+    except (NameError, TypeError, AttributeError):  # names for type checkers only, or an object with no hints at all
+        return None
+
+
+def _product_faults(target: Any, makes: Any, annotation: Any, path: str) -> Iterator[Fault]:
+    """A fault where `target` cannot give what a field of `annotation` holds."""
+    name = getattr(target, "__qualname__", repr(target))
+    wanted = next(members(annotation))
+    if is_node(wanted):
+        if makes is None and not isinstance(target, type):
+            fact = f"nothing says what {name} returns"
+            yield Fault(path, fact, f"annotate it with -> {wanted.__qualname__}")
+        elif not (isinstance(makes, type) and issubclass(makes, wanted)):
+            verb = "is" if isinstance(target, type) and issubclass(target, ConfigNode) else "makes"
+            yield Fault(path, f"{name} {verb} {_article(makes)}, not {_article(wanted)}", _remedy_for(wanted))
+        return
+    products = typing.get_args(wanted)
+    owner = getattr(makes, "owner", None)
+    if is_node(makes) and not hasattr(makes, "build"):
+        yield Fault(path, f"{name} is plain data, which builds nothing", f"name what makes {_article(products[0])}")
+    elif isinstance(owner, type) and isinstance(products[0], type) and not issubclass(owner, products[0]):
+        fact = f"{name} makes {_article(owner)}, not {_article(products[0])}"
+        yield Fault(path, fact, f"name what makes {_article(products[0])}")
+    elif makes in _SCALARS:
+        fact = f"{name} makes {_article(makes)}, not {_article(products[0])}"
+        yield Fault(path, fact, f"name what makes {_article(products[0])}")
+
+
+def _remedy_for(wanted: type) -> str:
+    return f"name {target_path(wanted)}, or a function annotated to return one"
+
+
+def _article(kind: Any) -> str:
+    if kind in (None, type(None)):
+        return "nothing"
+    name = kind.__qualname__ if isinstance(kind, type) else describe(kind)
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _called(target: Callable[..., Any], arguments: Mapping[str, Any], path: str) -> Any:
+    """What a Config class or a function that makes one returns; its own faults stand below `path`."""
+    try:
+        return target(**arguments)
+    except ConfigError as error:
+        raise ConfigError(_below(fault, path) for fault in error.faults) from error
+    except (Exception, SystemExit) as error:  # a function of the user's may fail in any way
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        fact = f"{target_path(target)} raised {type(error).__name__}: {error}"
+        raise ConfigError.one(path, fact, f"see {at.filename}:{at.lineno}") from error
+
+
+def _below(fault: Fault, path: str) -> Fault:
+    """The fault of a model's factory, which speaks of ``model_spec``, under the name of the group."""
+    for name in YAML_NAMES:
+        if fault.path == name or fault.path.startswith(f"{name}."):
+            return dataclasses.replace(fault, path=path + fault.path.removeprefix(name))
+    return fault
+
+
+def _rooted(read: Callable[[], Any], path: str) -> Any:
+    """The result of `read`, whose faults are about what stands at `path`."""
+    try:
+        return read()
+    except ConfigError as error:
+        raise ConfigError(Fault(path, f"{fault.path}: {fault.fact}", fault.remedy) for fault in error.faults) from error
+
+
+def _targets_inside(value: Any, path: str) -> Iterator[str]:
+    """The paths of the mappings below `path` that name a `_target_`."""
+    if isinstance(value, Mapping):
+        if TARGET in value:
+            yield path
+        for name, item in value.items():
+            yield from _targets_inside(item, join(path, str(name)))
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _targets_inside(item, join(path, str(i)))
+
+
+def _has_target(value: Any) -> bool:
+    return isinstance(value, Mapping) and TARGET in value

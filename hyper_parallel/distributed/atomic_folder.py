@@ -1,0 +1,43 @@
+"""A folder that stands under its name whole or not at all: it is filled under another name, then renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def make_partial(folder: Path) -> Path:
+    """An empty folder to fill in the place of `folder`. What a killed run left of it is removed."""
+    partial = partial_name(folder)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def partial_name(folder: Path) -> Path:
+    """Where `folder` is filled."""
+    return folder.with_name(f"{folder.name}.partial")
+
+
+def publish(folder: Path) -> None:
+    """Gives what was filled its name. A `folder` that stands there already is removed once the new one does."""
+    replaced = folder.with_name(f"{folder.name}.replaced")
+    if folder.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        folder.rename(replaced)
+    partial_name(folder).rename(folder)
+    sync_folder(folder.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in `folder` are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
