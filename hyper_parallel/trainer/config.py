@@ -141,10 +141,15 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
     if spec.model is None or spec.parallelize_fn is None:
         yield Fault("model_spec", f"{spec.name} lacks a model Config or a parallelize_fn", "give its ModelSpec both")
     else:
+        model = copy.deepcopy(spec.model)
         try:  # what only the model knows is asked of the model; the run makes a copy of its own later
-            copy.deepcopy(spec.model).update_from_config(config)
+            model.update_from_config(config)
         except ConfigError as error:
             yield from error.faults
+        else:
+            if config.parallelism.tp > 1 and not model.sharding:
+                fact = f"{config.parallelism.tp}, but {spec.name} has no tensor-parallel plan"
+                yield Fault("parallelism.tp", fact, "set 1, or choose another model")
 
 
 def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_least
 from hyper_parallel.models.common.attention import Attention
 from hyper_parallel.models.common.documents import DocumentGroups, document_groups, document_positions
@@ -171,13 +171,7 @@ class Decoder(BaseModel):
                 yield from divisibility_faults(self, parallelism, rows)
 
         def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
-            """Fills in `sharding`, the family's tensor-parallel plan.
-
-            Raises:
-                ConfigError: the family has none.
-            """
-            remedy = "set it to 1"
-            raise ConfigError.one("parallelism.tp", f"{parallelism.tp}, but this family has no sharding plan", remedy)
+            """Fills in `sharding`, the tensor-parallel plan of the family. One without a plan leaves it empty."""
 
         def block(self, layer: int) -> Block.Config:
             """Config of block `layer`, counted from 0."""
