@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -157,11 +156,11 @@ def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:
         return
     loss: Any = config.loss
     makes = loss.callable if isinstance(loss, Target) else type(loss).owner
-    if "vocab_group" not in inspect.signature(makes).parameters:
+    if not getattr(makes, "spreads_vocabulary", False):
         yield Fault(
             "parallelism.loss_parallel",
-            f"True, but {makes.__qualname__} takes no vocab_group: it knows whole logits only",
-            "set False, or give a loss that computes on its part of the vocabulary",
+            f"True, but {makes.__qualname__} knows whole logits only (it has no spreads_vocabulary = True)",
+            "set False, or give a loss that computes from this rank's part of the vocabulary",
         )
 
 

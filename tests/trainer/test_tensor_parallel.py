@@ -377,7 +377,7 @@ def test_a_loss_that_wants_whole_logits_is_refused(tmp_path: Path) -> None:
     (fault,) = config.cross_faults(2)
     assert (fault.path, fault.fact) == (
         "parallelism.loss_parallel",
-        "True, but whole_logits_only takes no vocab_group: it knows whole logits only",
+        "True, but whole_logits_only knows whole logits only (it has no spreads_vocabulary = True)",
     )
 
 
