@@ -64,16 +64,15 @@ class Case:
 
 SP, LP, VALIDATE = {"sequence_parallel": True}, {"loss_parallel": True}, {"mode": "validate"}
 TIED, BIASED, WIDE = {"tie_word_embeddings": True}, {"attention_bias": True}, {"num_key_value_heads": 4}
-FLAT = {"num_hidden_layers": 2}  # one layer of each kind, for graphs that take long to compile
 TP = {"tp": 2, "dp_shard": 1}
 
 CASES: dict[int, dict[str, Case]] = {
     1: {
-        "recompute, compile, accumulate 2": Case(rows=4, sizes=FLAT, recompute=True, compile=True),
+        "recompute, compile, accumulate 2": Case(rows=4, sizes=TIED, recompute=True, compile=True),
     },
     2: {
-        "moe": Case(TP),
-        "moe, validate": Case(TP | VALIDATE),
+        "moe": Case(TP, sizes=WIDE),
+        "moe, validate": Case(TP | VALIDATE, sizes=WIDE),
         "moe, sp, lp, tied, recompute, accumulate 2": Case(TP | SP | LP, 4, sizes=TIED, recompute=True),
         "moe, sp, lp, tied, validate, recompute, accumulate 2": Case(
             TP | SP | LP | VALIDATE, 4, sizes=TIED, recompute=True
@@ -83,22 +82,22 @@ CASES: dict[int, dict[str, Case]] = {
         "dense, sp, lp, whole logits, biases": Case(TP | SP | LP, dense=True, sizes=BIASED, whole_logits=True),
         "dense, sp, lp, biases, validate": Case(TP | SP | LP | VALIDATE, dense=True, sizes=BIASED),
         "dense, compile, recompute, lp, sp": Case(
-            TP | SP | LP, 4, dense=True, sizes=FLAT, recompute=True, compile=True
+            TP | SP | LP, 4, dense=True, sizes=TIED, recompute=True, compile=True
         ),
     },
     4: {
-        "moe, shard 2, sp, lp": Case({"tp": 2, "dp_shard": 2} | SP | LP, 4),
+        "moe, shard 2, sp, lp": Case({"tp": 2, "dp_shard": 2} | SP | LP, 4, sizes=WIDE),
         "moe, replicate 2, offload, compile, recompute, sp, lp, accumulate 2": Case(
             {"tp": 2, "dp_replicate": 2, "dp_shard": 1, "cpu_offload": True} | SP | LP,
             2,
-            sizes=FLAT,
+            sizes=TIED,
             recompute=True,
             compile=True,
         ),
-        "moe, tied, shard 2, offload, compile, recompute, sp, lp, accumulate 2": Case(
+        "moe, shard 2, offload, compile, recompute, sp, lp, accumulate 2": Case(
             {"tp": 2, "dp_shard": 2, "cpu_offload": True} | SP | LP,
             2,
-            sizes=TIED | FLAT,
+            sizes=TIED,
             recompute=True,
             compile=True,
         ),
