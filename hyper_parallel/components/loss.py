@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
+from hyper_parallel.distributed.reductions import all_reduce_sum, gathered, summed
 
 IGNORE_INDEX = -100
 """Label of a token that is not trained."""
@@ -42,10 +44,16 @@ class BaseLoss(Configurable, ABC):
         """Base of every loss's Config."""
 
     ignore_index = IGNORE_INDEX
+    spreads_vocabulary: ClassVar[bool] = False
+    """Whether it also computes from a part of the vocabulary on each rank, told by `vocab_group`."""
 
-    def __init__(self, config: Configurable.Config, *, vocab_size: int) -> None:
+    def __init__(
+        self, config: Configurable.Config, *, vocab_size: int, vocab_group: dist.ProcessGroup | None = None
+    ) -> None:
+        """`vocab_group`: the ranks over whose heads the vocabulary is spread, in order. None: each head is whole."""
         self.config = config
         self.vocab_size = vocab_size
+        self.vocab_group = vocab_group
 
     @abstractmethod
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
@@ -53,7 +61,7 @@ class BaseLoss(Configurable, ABC):
 
         Args:
             hidden_BTD: what the head takes, [B, T, D].
-            lm_head: the output projection, with `weight` [V, D].
+            lm_head: the output projection, with `weight` [V, D]; with a `vocab_group` this rank's rows of it.
             labels_BT: int64 [B, T], aligned with the logits (already shifted), -100 where there is nothing to learn.
 
         Returns:
@@ -64,9 +72,18 @@ class BaseLoss(Configurable, ABC):
 class CrossEntropyLoss(BaseLoss):
     """Cross entropy of the whole logits at once, in float32 or wider."""
 
+    spreads_vocabulary = True
+
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
         logits_NV = _wide(lm_head(hidden_BTD).flatten(0, 1))
-        return F.cross_entropy(logits_NV, labels_BT.flatten(), reduction="sum", ignore_index=self.ignore_index)
+        if self.vocab_group is None:
+            return F.cross_entropy(logits_NV, labels_BT.flatten(), reduction="sum", ignore_index=self.ignore_index)
+        labels_N = labels_BT.flatten()
+        is_valid_N = labels_N != IGNORE_INDEX
+        place_N1, is_own_N1 = _own_places(labels_N, logits_NV.shape[1], self.vocab_group)
+        target_N = summed(logits_NV.gather(1, place_N1).where(is_own_N1, 0).squeeze(1), self.vocab_group)
+        normaliser_N = gathered(logits_NV.logsumexp(1)[None], self.vocab_group).logsumexp(0)
+        return (normaliser_N - target_N).where(is_valid_N, 0).sum()
 
 
 class CausalLMLoss(CrossEntropyLoss):
@@ -87,6 +104,8 @@ class ChunkedCELoss(BaseLoss):
     those of CrossEntropyLoss; the weight's is summed over chunks in float32 or wider.
     """
 
+    spreads_vocabulary = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):
         """How large a chunk is."""
@@ -100,8 +119,8 @@ class ChunkedCELoss(BaseLoss):
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 1, "chunk_tokens", "chunk_bytes")
 
-    def __init__(self, config: Config, *, vocab_size: int) -> None:
-        super().__init__(config, vocab_size=vocab_size)
+    def __init__(self, config: Config, *, vocab_size: int, vocab_group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(config, vocab_size=vocab_size, vocab_group=vocab_group)
         self._given_tokens = config.chunk_tokens
         self._tokens_in_bytes = max(1, config.chunk_bytes // (4 * vocab_size))
 
@@ -126,11 +145,14 @@ class ChunkedCELoss(BaseLoss):
             labels_BT.flatten(),
             self.chunk_tokens(hidden_BTD.device),
             torch.is_grad_enabled(),
+            self.vocab_group,
         )
 
 
 class AutoCELoss(BaseLoss):
     """Cross entropy by the implementation that fits the vocabulary; the number is the same."""
+
+    spreads_vocabulary = True
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):
@@ -142,10 +164,10 @@ class AutoCELoss(BaseLoss):
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 1, "chunk_from_vocab")
 
-    def __init__(self, config: Config, *, vocab_size: int) -> None:
-        super().__init__(config, vocab_size=vocab_size)
+    def __init__(self, config: Config, *, vocab_size: int, vocab_group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(config, vocab_size=vocab_size, vocab_group=vocab_group)
         chosen = ChunkedCELoss if vocab_size >= config.chunk_from_vocab else CrossEntropyLoss
-        self.implementation: BaseLoss = chosen.Config().build(vocab_size=vocab_size)
+        self.implementation: BaseLoss = chosen.Config().build(vocab_size=vocab_size, vocab_group=vocab_group)
 
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
         return self.implementation(hidden_BTD, lm_head, labels_BT)
@@ -156,7 +178,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, chunk_tokens: int, grad_enabled: bool
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        chunk_tokens: int,
+        grad_enabled: bool,
+        vocab_group: dist.ProcessGroup | None,
     ) -> Tensor:
         # needs_input_grad looks at the inputs only: validation under no_grad would pay for gradients it drops.
         needs_hidden = grad_enabled and ctx.needs_input_grad[0]
@@ -173,15 +201,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             hidden_CD = hidden_ND[chunk]
             logits_CV, log_p_CV = logits_CV[: hidden_CD.shape[0]], log_p_CV[: hidden_CD.shape[0]]
             valid_C1 = (labels_N[chunk] != IGNORE_INDEX).unsqueeze(1)
-            targets_C1 = labels_N[chunk].unsqueeze(1).where(valid_C1, 0)
+            targets_C1, is_own_C1 = _own_places(labels_N[chunk], weight_VD.shape[0], vocab_group)
             torch.mm(hidden_CD, weight_VD.T, out=logits_CV)
             torch.log_softmax(logits_CV, dim=1, dtype=wide, out=log_p_CV)
-            loss_sum -= log_p_CV.gather(1, targets_C1).where(valid_C1, 0).sum()
+            if vocab_group is not None:  # from a softmax of the own part to one of the whole vocabulary
+                own_C1 = logits_CV.to(wide).logsumexp(1, keepdim=True)
+                log_p_CV += own_C1 - gathered(own_C1[None], vocab_group).logsumexp(0)
+            loss_sum -= log_p_CV.gather(1, targets_C1).where(is_own_C1, 0).sum()
             if not (needs_hidden or needs_weight):
                 continue
             # d loss / d logits = softmax - one_hot, in the memory of the logarithms.
             wide_grad_CV = log_p_CV.exp_()
-            wide_grad_CV.scatter_add_(1, targets_C1, wide_grad_CV.new_full((), -1.0).expand_as(targets_C1))
+            wide_grad_CV.scatter_add_(1, targets_C1, -is_own_C1.to(wide))
             wide_grad_CV.masked_fill_(~valid_C1, 0)
             grad_CV = wide_grad_CV if wide == hidden_ND.dtype else logits_CV.copy_(wide_grad_CV)
             if grad_hidden_ND is not None:
@@ -193,10 +224,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     grad_weight_VD += grad_CV.T @ hidden_CD
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD)
         ctx.weight_dtype = weight_VD.dtype
-        return loss_sum
+        return all_reduce_sum(loss_sum, vocab_group)
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         # Under create_graph=True autograd would take these gradients for constants and go on, wrongly.
         if torch.is_grad_enabled():
             raise RuntimeError(
@@ -207,7 +238,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # second backward over changed tensors, so the scale cannot be applied twice.
         grad_hidden = grad_hidden_ND.mul_(grad_loss) if ctx.needs_input_grad[0] else None
         grad_weight = grad_weight_VD.mul_(grad_loss).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _own_places(labels_N: Tensor, vocab_rows: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """Where the label of each token stands in this rank's part of the vocabulary, and whether it does; [N, 1] each.
+
+    A label that is elsewhere, or -100, has place 0.
+    """
+    place_N1 = labels_N.unsqueeze(1)
+    if group is not None:
+        place_N1 = place_N1 - dist.get_rank(group) * vocab_rows
+    is_own_N1 = (place_N1 >= 0) & (place_N1 < vocab_rows) & (labels_N != IGNORE_INDEX).unsqueeze(1)
+    return place_N1.where(is_own_N1, 0), is_own_N1
 
 
 def _wide(logits: Tensor) -> Tensor:

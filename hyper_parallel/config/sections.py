@@ -88,7 +88,16 @@ class ParallelismConfig(ConfigNode):
     dp_shard: int = setting(-1, aliases=("data_parallel_shard_degree", "fsdp_config.dp_shard_size"))
     """Ranks that share one copy of parameters, gradients and optimizer state (FSDP). -1: all that are left."""
     tp: int = setting(1, aliases=("tensor_parallel_degree", "accelerator.tp_size"))
-    """Tensor-parallel degree."""
+    """Tensor-parallel degree: ranks that share the matrices of every layer and see the same rows."""
+    sequence_parallel: bool = False
+    """Spread the residual stream and its norms over the tensor-parallel ranks, a part of each row on each: less
+    memory for activations, the same bytes moved."""
+    loss_parallel: bool = False
+    """Spread the output matrix, the logits and the loss over the tensor-parallel ranks, a part of the vocabulary on
+    each. False: each of them computes all logits."""
+    mode: Literal["production", "validate"] = "production"
+    """How a tensor-parallel plan is run. production: on local tensors, with the declared communication alone. validate:
+    on DTensors, each boundary compared with what is declared; slow, and the same loss."""
     cp: int = setting(1, aliases=("context_parallel_degree", "accelerator.cp_size"))
     """Context-parallel degree."""
     pp: int = setting(1, aliases=("pipeline_parallel_degree", "accelerator.pp_size"))
@@ -108,10 +117,15 @@ class ParallelismConfig(ConfigNode):
         yield from at_least(self, 1, "dp_replicate", "tp", "cp", "pp", "ep")
         if self.dp_shard != -1 and self.dp_shard < 1:
             yield Fault("dp_shard", f"{self.dp_shard} is neither -1 nor above 0", "give -1 for all ranks that are left")
-        for name in ("tp", "cp", "pp", "ep"):
+        for name in ("cp", "pp", "ep"):
             degree = getattr(self, name)
             if degree > 1:
-                yield Fault(name, f"{degree} is not supported yet", "set 1; use dp_replicate and dp_shard")
+                yield Fault(name, f"{degree} is not supported yet", "set 1; use dp_replicate, dp_shard and tp")
+        for name in ("sequence_parallel", "loss_parallel"):
+            if getattr(self, name) and self.tp == 1:
+                yield Fault(name, "True, but tp is 1: there are no ranks to spread over", "set False, or tp above 1")
+        if self.mode == "validate" and self.tp == 1:
+            yield Fault("mode", "validate, but tp is 1: there is no plan to compare with", "set production")
 
 
 @dataclass(kw_only=True, slots=True)

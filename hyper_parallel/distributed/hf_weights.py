@@ -101,11 +101,14 @@ def _plan(model_parts: Sequence[nn.Module], adapter: StateDictAdapter, folder: P
         layouts = adapter.hf_layouts(name, parameter.shape)
         blocks = next((blocks for blocks in layouts if any(b.hf_name in stored for b in blocks)), layouts[0])
         local, whole = local_block(parameter), torch.empty(parameter.shape, device="meta")
-        for hf_name, block in blocks:
-            shapes[hf_name] = tuple(whole[block].shape)
+        for hf_name, block, part in blocks:
+            shape = whole[block].shape
+            starts = [dim.start or 0 for dim in part] + [0] * (len(shape) - len(part))
+            shapes[hf_name] = tuple(map(sum, zip(starts, shape, strict=True)))
             overlap = _overlap(block, parameter.shape, local)
             if overlap is not None and hf_name in stored:
                 source, target = overlap
+                source = tuple(slice(s.start + at, s.stop + at) for s, at in zip(source, starts, strict=True))
                 reads.append(_Read(stored[hf_name], source, local.tensor[target]))
     _refuse_misfits(folder, stored, shapes, adapter.hf_copies())
     return reads

@@ -26,7 +26,10 @@ class ParallelDims:
     """Copies of the model."""
     dp_shard: int
     """Ranks that share one copy."""
+    tp: int = 1
+    """Ranks that hold different parts of the same matrices."""
     _mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+    _loss_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def from_config(cls, parallelism: ParallelismConfig, world_size: int) -> ParallelDims:
@@ -40,7 +43,7 @@ class ParallelDims:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.dp_replicate * self.dp_shard
+        return self.dp_size * self.tp
 
     def build_mesh(self, device_type: str) -> None:
         """Makes the device mesh over the ranks of the process group. Without a process group there is none to make.
@@ -61,7 +64,15 @@ class ParallelDims:
         axes = {MeshAxisName.DP_SHARD: self.dp_shard}
         if self.dp_replicate > 1:
             axes = {MeshAxisName.DP_REPLICATE: self.dp_replicate, **axes}
+        if self.tp > 1:
+            axes[MeshAxisName.TP] = self.tp  # innermost: neighbours talk most
         self._mesh = init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(map(str, axes)))
+        if self.tp == 1:
+            self._loss_group = dist.group.WORLD
+        else:
+            dp_mesh = self.fsdp_mesh
+            assert dp_mesh is not None
+            self._loss_group = (dp_mesh if dp_mesh.ndim == 1 else dp_mesh._flatten("dp")).get_group()
 
     @property
     def dp_enabled(self) -> bool:
@@ -78,17 +89,27 @@ class ParallelDims:
         """This rank's place among those that read different rows."""
         if self._mesh is None:
             return 0
-        rank = 0
-        for size, coordinate in zip(self._mesh.shape, self._mesh.get_coordinate() or (), strict=True):
-            rank = rank * size + coordinate
-        return rank
+        return self._mesh.get_rank() // self.tp  # tp is the innermost axis
 
     @property
     def fsdp_mesh(self) -> DeviceMesh | None:
         """The mesh of `fully_shard`: (dp_shard), or (dp_replicate, dp_shard) where there are several copies."""
-        return self._mesh
+        if self._mesh is None or self.tp == 1:
+            return self._mesh
+        assert self._mesh.mesh_dim_names is not None
+        return self._mesh[self._mesh.mesh_dim_names[:-1]]
+
+    @property
+    def tp_mesh(self) -> DeviceMesh | None:
+        """The mesh of the ranks that share matrices; None where each has whole ones."""
+        return None if self._mesh is None or self.tp == 1 else self._mesh[str(MeshAxisName.TP)]
+
+    @property
+    def tp_group(self) -> dist.ProcessGroup | None:
+        """The group of `tp_mesh`."""
+        return None if self.tp_mesh is None else self.tp_mesh.get_group()
 
     @property
     def loss_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold different tokens, over which losses and token counts are summed."""
-        return None if self._mesh is None else dist.group.WORLD
+        return self._loss_group

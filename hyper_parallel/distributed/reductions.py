@@ -7,6 +7,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from hyper_parallel.protocols.redistribute import Move, redistribute
+
 ObjectT = TypeVar("ObjectT")
 
 
@@ -18,6 +20,20 @@ def all_reduce_sum(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> tor
 def all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The element-wise maximum of `tensor` (any shape) over the ranks of `group`, as a new tensor."""
     return _all_reduce(tensor, dist.ReduceOp.MAX, group) if group is not None else tensor
+
+
+def summed(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum of `tensor` over `group`, which autograd sees: every rank goes on with it in the same way."""
+    from torch.distributed.tensor import Partial, Replicate
+
+    return redistribute(tensor, Move(Partial(), Replicate(), Replicate(), Replicate()), group)
+
+
+def gathered(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The tensors of all ranks in order along dim 0, which autograd sees: every rank goes on in the same way."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    return redistribute(tensor, Move(Shard(0), Replicate(), Replicate(), Shard(0)), group)
 
 
 def all_gather_object(value: ObjectT) -> list[ObjectT]:

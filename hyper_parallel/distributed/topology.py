@@ -13,6 +13,7 @@ class Degrees(NamedTuple):
 
     dp_replicate: int
     dp_shard: int
+    tp: int = 1
 
 
 def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
@@ -21,20 +22,22 @@ def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
     Raises:
         ConfigError: the degrees do not multiply to `world_size`. The fault names every factor.
     """
-    dp_replicate, dp_shard = parallelism.dp_replicate, parallelism.dp_shard
+    dp_replicate, dp_shard, tp = parallelism.dp_replicate, parallelism.dp_shard, parallelism.tp
+    factors = f"dp_replicate {dp_replicate} x tp {tp} = {dp_replicate * tp}" if tp > 1 else str(dp_replicate)
     if dp_shard == -1:
-        if world_size % dp_replicate:
+        if world_size % (dp_replicate * tp):
             raise ConfigError.one(
-                "parallelism.dp_replicate",
-                f"{dp_replicate} does not divide the world size {world_size}",
-                f"set a divisor of {world_size}, or start a multiple of {dp_replicate} ranks",
+                "parallelism.tp" if world_size % tp else "parallelism.dp_replicate",
+                f"{factors} does not divide the world size {world_size}",
+                f"set divisors of {world_size}, or start a multiple of {dp_replicate * tp} ranks",
             )
-        return Degrees(dp_replicate, world_size // dp_replicate)
-    ranks = dp_replicate * dp_shard
+        return Degrees(dp_replicate, world_size // (dp_replicate * tp), tp)
+    ranks = dp_replicate * dp_shard * tp
     if ranks != world_size:
+        product = f"dp_replicate {dp_replicate} x dp_shard {dp_shard}" + (f" x tp {tp}" if tp > 1 else "")
         raise ConfigError.one(
             "parallelism.dp_shard",
-            f"dp_replicate {dp_replicate} x dp_shard {dp_shard} = {ranks} ranks, but the world size is {world_size}",
+            f"{product} = {ranks} ranks, but the world size is {world_size}",
             f"start {ranks} ranks (torchrun --nproc_per_node={ranks}), or set dp_shard -1 to take what is left",
         )
-    return Degrees(dp_replicate, dp_shard)
+    return Degrees(dp_replicate, dp_shard, tp)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
 
@@ -35,7 +34,7 @@ class BaseModel(Module):
     """A causal language model, written for one device."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
+    class Config(Module.Config):
         """Sizes of a model."""
 
         def update_from_config(self, trainer_config: Any) -> None:
@@ -86,4 +85,7 @@ class BaseModel(Module):
         """
         for name, owner, leaf in _owned_parameters(self):
             assert isinstance(owner, Module), f"{name}: verify_module_protocol() was not called"
-            initialize_(owner.get_parameter(leaf), owner.param_init[leaf], seed=seed, name=name)
+            # Not through the attribute, which may be a part of it.
+            parameter = owner._parameters[leaf]
+            assert parameter is not None
+            initialize_(parameter, owner.param_init[leaf], seed=seed, name=name)

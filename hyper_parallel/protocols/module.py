@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.config.configurable import Configurable, setting
+from hyper_parallel.protocols.boundary import Mode, bind_boundary, bind_root, read_states_locally, shard_states
 from hyper_parallel.protocols.initializer import Initializer
+from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.roles import Role
-from hyper_parallel.protocols.sharding import ShardingConfig
+from hyper_parallel.protocols.sharding import Placement, ShardingConfig, ShardingPlan
+
+if TYPE_CHECKING:
+    from hyper_parallel.distributed.parallel_dims import ParallelDims
 
 
 class Module(nn.Module, Configurable):
@@ -22,8 +28,9 @@ class Module(nn.Module, Configurable):
     class Config(Configurable.Config):
         """Base of every layer's Config."""
 
-        sharding: ShardingConfig | None = None
-        """Where the layer's states live and what crosses its boundary. None: replicated, nothing moved."""
+        sharding: ShardingPlan = setting(default_factory=dict, hidden=True)
+        """Where states live and what crosses boundaries, of this layer ("") and of those below it, by name. Filled in
+        the run's private copy, from the degrees of parallelism."""
 
     eager_methods: ClassVar[tuple[str, ...]] = ()
     """Methods that torch.compile leaves out of its graphs."""
@@ -31,12 +38,23 @@ class Module(nn.Module, Configurable):
     """How each parameter that this module itself owns gets its first values."""
     parameter_roles: dict[str, Role]
     """What each parameter that this module itself owns is for."""
+    local_states: dict[str, list[Placement]]
+    """Parameters of this module itself that it reads as local tensors, and how their gradients are laid out."""
 
     def __init__(self, config: Configurable.Config) -> None:
         super().__init__()
         self.config = config
         self.param_init = {}
         self.parameter_roles = {}
+        self.local_states = {}
+
+    def __getattr__(self, name: str) -> Any:
+        value: Any = super().__getattr__(name)
+        gradient = self.__dict__.get("local_states", {}).get(name)
+        # Outside of forward FSDP keeps parameters on more axes than the plan's one: those are its own, not to be read.
+        if gradient is None or value is None or len(value.placements) > len(gradient):
+            return value
+        return value.to_local(grad_placements=gradient)
 
     def add_parameter(self, name: str, *shape: int, role: Role, init: Initializer) -> None:
         """Registers an uninitialised parameter of `shape`, in the default dtype and on the current device."""
@@ -60,6 +78,69 @@ class Module(nn.Module, Configurable):
                 f"{type(self).__name__}: no initialiser or role is declared for {', '.join(offenders)}; "
                 "make parameters with Module.add_parameter"
             )
+
+    def parallelize(self, parallel_dims: ParallelDims, mode: Mode) -> None:
+        """Applies the plan in `config.sharding` over the tensor-parallel axis, in place. Without one it does nothing.
+
+        production: below here every tensor is local, and only what the plan declares is communicated. validate:
+        DTensors propagate and each boundary is compared with the plan, except below a module with a `local_map`.
+
+        Raises:
+            TypeError: a parameter is in no plan, so its gradients could differ between ranks; or a plan names a
+                module or an argument that is not there. All of them are named.
+        """
+        axis, mesh = MeshAxisName.TP, parallel_dims.tp_mesh
+        if mesh is None:
+            return
+        assert isinstance(self.config, Module.Config)
+        plan = self.config.sharding
+        plans = [(name, module, _plan_of(name, plan)) for name, module in self.named_modules()]
+        _check_plan(plan, plans)
+        local_roots: list[str] = []
+        for name, module, own in plans:
+            if own is None:
+                continue
+            assert isinstance(module, Module)
+            shard_states(module, own, axis, mesh)
+            is_below_local = any(name.startswith(f"{root}.") for root in local_roots)
+            if own.local_map is not None:
+                local_roots.append(name)
+            if mode == "production" or own.local_map is not None or is_below_local:
+                read_states_locally(module, own, axis)
+            bind_boundary(module, name, own, axis, mesh, "production" if is_below_local else mode)
+        if mode == "validate":
+            bind_root(self)
+
+
+def _plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
+    for pattern, own in plan.items():
+        if _matches(pattern, name):
+            return own
+    return None
+
+
+def _matches(pattern: str, name: str) -> bool:
+    parts, names = pattern.split("."), name.split(".")
+    return len(parts) == len(names) and all(part in ("*", own) for part, own in zip(parts, names, strict=True))
+
+
+def _check_plan(plan: ShardingPlan, plans: list[tuple[str, nn.Module, ShardingConfig | None]]) -> None:
+    faults = [
+        f"parameter {name}.{leaf} is in no plan"
+        for name, module, own in plans
+        for leaf, _ in module.named_parameters(recurse=False)
+        if own is None or leaf not in own.state_shardings
+    ]
+    faults += [
+        f"{name}.forward has no argument {argument!r}"
+        for name, module, own in plans
+        if own is not None
+        for argument in own.in_src
+        if argument not in inspect.signature(module.forward).parameters
+    ]
+    faults += [f"{pattern!r} names no module" for pattern in plan if not any(_matches(pattern, n) for n, _, _ in plans)]
+    if faults:
+        raise TypeError(f"sharding plan: {'; '.join(faults)}")
 
 
 def canonical_name(name: str) -> str:

@@ -1,10 +1,12 @@
-"""Where the states of a module live on a mesh, and what crosses its boundary."""
+"""Where the states of a module live on a mesh, and what crosses its boundary: the plan, which is data."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyper_parallel.config.errors import RunError
 from hyper_parallel.protocols.mesh import MeshAxisName
 
 Placement = Any
@@ -16,27 +18,49 @@ NamedPlacement = dict[MeshAxisName, Placement]
 
 @dataclass(kw_only=True, slots=True)
 class LocalMap:
-    """Placements of the local tensors that a module's forward sees when it runs on them instead of DTensors."""
+    """Forward runs on local tensors in every mode: `in_dst` says what they are, `out_src` what it makes of them."""
 
-    in_placements: dict[str, NamedPlacement] = field(default_factory=dict)
-    """Per argument of forward."""
-    out_placements: tuple[NamedPlacement, ...] = ()
-    """Per output, in order."""
+    forward: Callable[..., Any] | None = None
+    """`(module, group, *args of forward)` for a computation that is not the module's own on smaller tensors; `group`
+    is that of the axis. None: the module's own forward."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ShardingConfig:
-    """The plan of one module: data, applied by whoever parallelises the model."""
+    """The plan of one module. An argument, parameter or output that it does not name is moved nowhere.
+
+    A gradient is laid out like its tensor, unless said otherwise. `Partial` is said where each rank computes only a
+    part of it: of a replicated tensor that meets a sharded one.
+    """
 
     state_shardings: dict[str, NamedPlacement] = field(default_factory=dict)
-    """Per parameter or buffer of the module itself: where it is kept."""
+    """Per parameter of the module itself: where it is kept."""
+    state_grads: dict[str, NamedPlacement] = field(default_factory=dict)
+    """Per parameter: how its gradient comes out of backward."""
     in_src: dict[str, NamedPlacement] = field(default_factory=dict)
     """Per argument of forward: how it arrives."""
     in_dst: dict[str, NamedPlacement] = field(default_factory=dict)
-    """Per argument of forward: what it is turned into before forward runs."""
-    out_src: NamedPlacement | None = None
-    """How forward leaves its output. None: nothing is declared about it."""
-    out_dst: NamedPlacement | None = None
-    """What the output is turned into behind the module. None: left as it is."""
+    """Per argument of `in_src`: what it is turned into before forward runs. Not named: as it arrives."""
+    in_grads: dict[str, NamedPlacement] = field(default_factory=dict)
+    """Per argument of `in_src`: how its gradient comes out of forward's backward."""
+    out_src: tuple[NamedPlacement, ...] = ()
+    """Per tensor of the output, in order: how forward leaves it. Tensors beyond are left as they are."""
+    out_dst: tuple[NamedPlacement, ...] | None = None
+    """Per tensor of `out_src`: what it is turned into behind the module. None: it is left."""
     local_map: LocalMap | None = None
-    """Run forward on local tensors. None: on what `in_dst` gives."""
+    """None: in validate mode forward runs on DTensors, and its real output is compared with `out_src`."""
+
+
+ShardingPlan = dict[str, ShardingConfig]
+"""Plans of a module ("") and of those below it, by name; `*` stands for one part of it, such as a layer's number."""
+
+
+class PlacementMismatchError(RunError):
+    """A tensor is not laid out as the plan declares (parallelism.mode validate)."""
+
+    def __init__(self, module: str, tensor: str, axis: str, *, declared: Placement, real: Placement) -> None:
+        super().__init__(
+            f"plan of module {module!r}: {tensor} is declared {declared!r} on mesh axis {str(axis)!r}, but it is "
+            f"{real!r}; correct this module's entry in the sharding plan, or the out_dst of the module before it"
+        )
+        self.module, self.axis = module, str(axis)

@@ -13,12 +13,15 @@ from hyper_parallel.protocols.model import BaseModel
 
 
 class HFBlock(NamedTuple):
-    """One tensor of a checkpoint and the block of a parameter that it fills."""
+    """A tensor of a checkpoint, or a part of it, and the block of a parameter that it fills."""
 
     hf_name: str
     """Name of the tensor in the checkpoint."""
     block: tuple[int | slice, ...]
-    """The block `parameter[block]`, which has the checkpoint tensor's shape. Empty: the whole parameter."""
+    """The block `parameter[block]`, which has the shape of what fills it. Empty: the whole parameter."""
+    part: tuple[slice, ...] = ()
+    """What of the checkpoint's tensor that is, per dim; the last of several parts ends where the tensor does. Empty:
+    the whole tensor. Only for layouts that are read."""
 
 
 class StateDictAdapter(ABC):
@@ -53,5 +56,5 @@ class StateDictAdapter(ABC):
 
     def to_hf(self, name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, tensor) of the checkpoint for one parameter, as views of it."""
-        for hf_name, block in self.hf_blocks(name, parameter.shape):
+        for hf_name, block, _ in self.hf_blocks(name, parameter.shape):
             yield hf_name, parameter[block] if block else parameter

@@ -28,6 +28,8 @@ from hyper_parallel.config.sections import (
     ParallelismConfig,
     TrainingConfig,
 )
+from hyper_parallel.config.target import Target
+from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
@@ -69,7 +71,7 @@ class TrainerConfig(Configurable.Config):
         LRSchedulersContainer.Config, runtime="optimizers training_steps"
     )
     """Learning rate by step."""
-    loss: Buildable[BaseLoss] = slot(AutoCELoss.Config, runtime="vocab_size", aliases=("loss_fn",))
+    loss: Buildable[BaseLoss] = slot(AutoCELoss.Config, runtime="vocab_size vocab_group", aliases=("loss_fn",))
     """What is minimised: a sum over trained tokens."""
     checkpoint: Buildable[CheckpointManager] = slot(
         CheckpointManager.Config,
@@ -109,14 +111,17 @@ class TrainerConfig(Configurable.Config):
         yield from _model_faults(self)
         yield from _tokenizer_faults(self)
         yield from _initial_weights_faults(self)
+        yield from _loss_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
-        if self.parallelism.dp_replicate >= 1 and (self.parallelism.dp_shard >= 1 or self.parallelism.dp_shard == -1):
+        p = self.parallelism
+        if min(p.dp_replicate, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
                 degrees = resolve_degrees(self.parallelism, world_size)
             except ConfigError as error:
                 yield from error.faults
             else:
                 yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
+                yield from capability_faults(self, degrees)
         steps = self.training.steps
         if steps is None and self.training.epochs is None:
             steps = DEFAULT_STEPS
@@ -145,10 +150,28 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
     if spec.model is None or spec.parallelize_fn is None:
         yield Fault("model_spec", f"{spec.name} lacks a model Config or a parallelize_fn", "give its ModelSpec both")
     else:
+        model = copy.deepcopy(spec.model)
         try:  # what only the model knows is asked of the model; the run makes a copy of its own later
-            copy.deepcopy(spec.model).update_from_config(config)
+            model.update_from_config(config)
         except ConfigError as error:
             yield from error.faults
+        else:
+            if config.parallelism.tp > 1 and not model.sharding:
+                fact = f"{config.parallelism.tp}, but {spec.name} has no tensor-parallel plan"
+                yield Fault("parallelism.tp", fact, "set 1, or choose another model")
+
+
+def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:
+    if not config.parallelism.loss_parallel:
+        return
+    loss: Any = config.loss
+    makes = loss.callable if isinstance(loss, Target) else type(loss).owner
+    if not getattr(makes, "spreads_vocabulary", False):
+        yield Fault(
+            "parallelism.loss_parallel",
+            f"True, but {makes.__qualname__} knows whole logits only (it has no spreads_vocabulary = True)",
+            "set False, or give a loss that computes from this rank's part of the vocabulary",
+        )
 
 
 def _tokenizer_faults(config: TrainerConfig) -> Iterator[Fault]:

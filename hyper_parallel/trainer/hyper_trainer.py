@@ -29,7 +29,7 @@ class HyperTrainer(BaseTrainer, Configurable):
         self.optimizers = phases.build_optimizers(config, self.model_parts, self.parallel_dims)  # 9
         self.lr_schedulers = phases.build_lr_schedulers(config, self.optimizers, self.training_steps)
         self.clip_grad_fn = phases.choose_clip_grad_fn(config)
-        self.loss = phases.build_loss(config, self.model_parts)
+        self.loss = phases.build_loss(config, self.model_parts, self.parallel_dims)
         self.checkpointer = phases.build_checkpointer(  # 10
             config,
             model_config=model_config,

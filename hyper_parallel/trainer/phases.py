@@ -90,11 +90,12 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     # which must differ between ranks that hold different rows.
     platform.seed_all(training.seed + parallel_dims.dp_rank)
     logger.info(
-        "device %s, %d rank(s): dp_replicate %d x dp_shard %d",
+        "device %s, %d rank(s): dp_replicate %d x dp_shard %d%s",
         platform.name,
         world_size,
         parallel_dims.dp_replicate,
         parallel_dims.dp_shard,
+        f" x tp {parallel_dims.tp}" if parallel_dims.tp > 1 else "",
     )
     return parallel_dims
 
@@ -247,9 +248,10 @@ def build_lr_schedulers(
     return config.lr_scheduler.build(optimizers=optimizers, training_steps=training_steps)
 
 
-def build_loss(config: TrainerConfig, model_parts: list[BaseModel]) -> BaseLoss:
+def build_loss(config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims) -> BaseLoss:
     """Step 9: what the optimizer minimises."""
-    return config.loss.build(vocab_size=model_parts[-1].vocab_size)
+    spread = {"vocab_group": parallel_dims.tp_group} if config.parallelism.loss_parallel else {}
+    return config.loss.build(vocab_size=model_parts[-1].vocab_size, **spread)
 
 
 def build_checkpointer(

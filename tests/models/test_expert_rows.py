@@ -36,9 +36,9 @@ def test_grown_groups_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = torch.randn(20, 8, dtype=torch.float64)
 
     def results() -> list[torch.Tensor]:
-        routing = router(x_NC)
-        rows_E = routing.experts_NK.flatten().bincount(minlength=5)
-        out = experts(x_NC, routing, rows_E)
+        routing = router(x_NC[None])
+        rows_E = routing.experts_BTK.flatten().bincount(minlength=5)
+        out = experts(x_NC[None], routing.weights_BTK, routing.experts_BTK, rows_E)[0]
         wanted = (x_NC, *router.parameters(), *experts.parameters())
         return [out.detach(), *torch.autograd.grad(out, wanted, upstream)]
 

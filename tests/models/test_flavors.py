@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.config.errors import ConfigError
-from hyper_parallel.config.sections import CompileConfig, TrainingConfig
+from hyper_parallel.config.sections import CompileConfig, ParallelismConfig, TrainingConfig
 from hyper_parallel.models import qwen3, qwen3_moe
 from hyper_parallel.models.common.rope import RopeParameters
 from hyper_parallel.protocols.model import BaseModel
@@ -60,7 +60,7 @@ def test_debug_is_small_and_takes_the_grouped_product(family: object) -> None:
         if isinstance(module, Experts):
             for dtype in (torch.float32, torch.bfloat16):
                 hidden = torch.empty(4, module.config.hidden_size, device="meta", dtype=dtype)
-                assert grouped_mm_applies(hidden, module.gate_up_proj.to(dtype))
+                assert grouped_mm_applies(hidden, module.gate_up_proj.flatten(1, 2).to(dtype))
 
 
 def test_flops_count_active_weights_and_attention() -> None:
@@ -142,7 +142,9 @@ def test_what_the_model_cannot_do_in_a_run_is_refused() -> None:
 
 def run_with(*, seq_len: int, fullgraph: bool) -> SimpleNamespace:
     return SimpleNamespace(
-        training=TrainingConfig(seq_len=seq_len), compile=CompileConfig(enable=True, fullgraph=fullgraph)
+        training=TrainingConfig(seq_len=seq_len),
+        compile=CompileConfig(enable=True, fullgraph=fullgraph),
+        parallelism=ParallelismConfig(),
     )
 
 
@@ -171,7 +173,7 @@ def test_a_folder_means_what_it_means_to_transformers(tmp_path: Path) -> None:
     ours = qwen3_moe.create_model_spec(folder).model
     theirs = transformers.AutoConfig.from_pretrained(folder)
     # None, a type of our own, or unknown to transformers; the first three are seen below.
-    differing = {"head_dim", "mlp_only_layers", "rope_parameters", "float64_rounding"}
+    differing = {"head_dim", "mlp_only_layers", "rope_parameters", "float64_rounding", "sharding"}
     for field in dataclasses.fields(ours):
         if field.name not in differing:
             assert getattr(ours, field.name) == getattr(theirs, field.name), field.name

@@ -44,8 +44,6 @@ class Attention(Module):
         init_std: float = 0.02
         """Standard deviation of the first weights."""
 
-    eager_methods = ("attend_packed",)  # every packing has its own shapes, and each would be compiled anew
-
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.head_dim = config.head_dim
@@ -61,14 +59,34 @@ class Attention(Module):
         self.o_proj = linear(config.num_heads * config.head_dim, config.hidden_size)
         norm = RMSNorm.Config(size=config.head_dim, eps=config.norm_eps, float64_rounding=config.float64_rounding)
         self.q_norm, self.k_norm = norm.build(), norm.build()
+        self.heads = HeadAttention.Config().build()
 
     def forward(self, x_BTC: torch.Tensor, rope: RopeTables, documents: DocumentGroups) -> torch.Tensor:
-        heads = (*x_BTC.shape[:2], -1, self.head_dim)
-        q_BTHD = apply_rope(self.q_norm(self.q_proj(x_BTC).view(heads)), rope)
-        k_BTKD = apply_rope(self.k_norm(self.k_proj(x_BTC).view(heads)), rope)
-        v_BTKD = self.v_proj(x_BTC).view(heads)
+        def heads(projected: torch.Tensor) -> torch.Tensor:
+            return projected.unflatten(2, (-1, self.head_dim))
+
+        q_BTHD = self.q_norm(heads(self.q_proj(x_BTC)))
+        k_BTKD = self.k_norm(heads(self.k_proj(x_BTC)))
+        v_BTKD = heads(self.v_proj(x_BTC))
+        return self.o_proj(self.heads(q_BTHD, k_BTKD, v_BTKD, rope, documents).flatten(2))
+
+
+class HeadAttention(Module):
+    """What attention does on each head by itself, whichever of the heads are given: rotation and the softmax."""
+
+    eager_methods = ("attend_packed",)  # every packing has its own shapes, and each would be compiled anew
+
+    def forward(
+        self,
+        q_BTHD: torch.Tensor,
+        k_BTKD: torch.Tensor,
+        v_BTKD: torch.Tensor,
+        rope: RopeTables,
+        documents: DocumentGroups,
+    ) -> torch.Tensor:
+        """[B, T, H, D]"""
         attend = causal_attention if documents.gather is None else partial(self.attend_packed, documents=documents)
-        return self.o_proj(attend(q_BTHD, k_BTKD, v_BTKD).flatten(2))
+        return attend(apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope), v_BTKD)
 
     def attend_packed(
         self, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from hyper_parallel.config.errors import ConfigError, Fault
-from hyper_parallel.config.sections import above_zero, at_least
+from hyper_parallel.config.errors import Fault, raise_faults
+from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_least
 from hyper_parallel.models.common.attention import Attention
 from hyper_parallel.models.common.documents import DocumentGroups, document_groups, document_positions
 from hyper_parallel.models.common.embedding import Embedding, TiedHead
@@ -55,6 +55,13 @@ class Block(Module):
         hidden_BTC = hidden_BTC + self.self_attn(self.input_layernorm(hidden_BTC), rope, documents)
         out_BTC, stats = self.mlp(self.post_attention_layernorm(hidden_BTC))
         return hidden_BTC + out_BTC, stats
+
+
+class Output(Module):
+    """What is made of the last hidden states: a module, so that it has a boundary of its own."""
+
+    def forward(self, hidden_BTC: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return function(hidden_BTC)
 
 
 class Decoder(BaseModel):
@@ -140,19 +147,31 @@ class Decoder(BaseModel):
                 yield Fault("head_dim", f"{self.head_size} is odd", "rotary positions turn pairs: give an even size")
 
         def update_from_config(self, trainer_config: Any) -> None:
-            rows = trainer_config.training.seq_len
+            raise_faults(self._run_faults(trainer_config))
+            if trainer_config.parallelism.tp > 1:
+                self.set_sharding_config(trainer_config.parallelism)
+
+        def _run_faults(self, trainer_config: Any) -> Iterator[Fault]:
+            rows, parallelism = trainer_config.training.seq_len, trainer_config.parallelism
             if rows > self.max_position_embeddings:
-                raise ConfigError.one(
+                yield Fault(
                     "training.seq_len",
                     f"{rows} is above the model's max_position_embeddings {self.max_position_embeddings}",
                     "shorten the rows, or set rope_parameters and max_position_embeddings for longer ones",
                 )
             if trainer_config.compile.enable and trainer_config.compile.fullgraph:
-                raise ConfigError.one(
+                yield Fault(
                     "compile.fullgraph",
                     "True, but attention within packed documents stays outside the graph of a block",
                     "set it False",
                 )
+            if parallelism.tp > 1:
+                from hyper_parallel.models.common.decoder_sharding import divisibility_faults
+
+                yield from divisibility_faults(self, parallelism, rows)
+
+        def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
+            """Fills in `sharding`, the tensor-parallel plan of the family. One without a plan leaves it empty."""
 
         def block(self, layer: int) -> Block.Config:
             """Config of block `layer`, counted from 0."""
@@ -200,6 +219,8 @@ class Decoder(BaseModel):
             self.lm_head = Linear.Config(
                 in_features=config.hidden_size, out_features=config.vocab_size, init_std=std
             ).build()
+        self.logits_output = Output.Config().build()
+        self.loss_output = Output.Config().build()
 
     def forward(
         self,
@@ -240,10 +261,11 @@ class Decoder(BaseModel):
         )
         head = TiedHead(self.embed_tokens) if self.config.tie_word_embeddings else self.lm_head
         if loss_fn is None:
-            return output._replace(logits=head(hidden_BTC))
+            return output._replace(logits=self.logits_output(hidden_BTC, head))
         if labels_BT is None:
             raise ValueError("loss_fn is given without labels_BT")
-        return output._replace(loss_sum=loss_fn(hidden_BTC, head, labels_BT))
+        loss_sum = self.loss_output(hidden_BTC, lambda hidden_BTC: loss_fn(hidden_BTC, head, labels_BT))
+        return output._replace(loss_sum=loss_sum)
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)

@@ -51,6 +51,9 @@ _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 """Fields that we take with some values only."""
 
+_OURS = ("float64_rounding", "sharding")
+"""Fields of our Config that config.json does not have."""
+
 _ALIASES = {"num_local_experts": "num_experts"}
 """Names that transformers writes for fields of another name."""
 
@@ -70,7 +73,7 @@ def read_hf_config(folder: Path, kind: type[Decoder.Config]) -> Decoder.Config:
             f"model_type is {content.get('model_type')!r}, not {kind.model_type}",
             f"give --model_spec {content.get('model_type')}:{folder} if that is a family here",
         )
-    own = {f.name for f in dataclasses.fields(kind)} - {"float64_rounding"}
+    own = {f.name for f in dataclasses.fields(kind)} - set(_OURS)
     faults: list[Fault] = []
     values: dict[str, Any] = {}
     rope = {name: content.pop(name) for name in ("rope_theta", "rope_scaling", "rope_parameters") if name in content}
@@ -108,7 +111,8 @@ def read_hf_config(folder: Path, kind: type[Decoder.Config]) -> Decoder.Config:
 def hf_config(config: Decoder.Config, dtype: str) -> dict[str, Any]:
     """The content of config.json for a model of `config` whose weights are saved in `dtype`."""
     content = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    del content["float64_rounding"]  # ours alone
+    for name in _OURS:
+        del content[name]
     content["num_key_value_heads"], content["head_dim"] = config.kv_heads, config.head_size
     rope = content.pop("rope_parameters")
     content["rope_parameters"] = {

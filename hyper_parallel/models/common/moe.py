@@ -28,11 +28,11 @@ class RouterStats(NamedTuple):
 class Routing(NamedTuple):
     """Where the router sends each token."""
 
-    weights_NK: torch.Tensor
+    weights_BTK: torch.Tensor
     """Weight of each chosen expert, in the activations' dtype."""
-    experts_NK: torch.Tensor
+    experts_BTK: torch.Tensor
     """Index of each chosen expert."""
-    probability_NE: torch.Tensor
+    probability_BTE: torch.Tensor
     """Softmax over all experts, float32 or wider."""
 
 
@@ -65,14 +65,14 @@ class Router(Module):
             "weight", config.num_experts, config.hidden_size, role="router", init=Normal(config.init_std)
         )
 
-    def forward(self, x_NC: torch.Tensor) -> Routing:
-        logits_NE = F.linear(x_NC, self.weight)
-        wide = torch.float32 if self.rounds_float64 else torch.promote_types(logits_NE.dtype, torch.float32)
-        probability_NE = logits_NE.softmax(-1, dtype=wide)
-        weights_NK, experts_NK = probability_NE.topk(self.top_k, dim=-1)
+    def forward(self, x_BTC: torch.Tensor) -> Routing:
+        logits_BTE = F.linear(x_BTC, self.weight)
+        wide = torch.float32 if self.rounds_float64 else torch.promote_types(logits_BTE.dtype, torch.float32)
+        probability_BTE = logits_BTE.softmax(-1, dtype=wide)
+        weights_BTK, experts_BTK = probability_BTE.topk(self.top_k, dim=-1)
         if self.normalize:
-            weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
-        return Routing(weights_NK.to(x_NC.dtype), experts_NK, probability_NE)
+            weights_BTK = weights_BTK / weights_BTK.sum(-1, keepdim=True)
+        return Routing(weights_BTK.to(x_BTC.dtype), experts_BTK, probability_BTE)
 
 
 class Experts(Module):
@@ -95,24 +95,28 @@ class Experts(Module):
         super().__init__(config)
         experts, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
         init = Normal(config.init_std)
-        # Gate and up of an expert lie in one matrix, gate first: one grouped product gives both.
-        self.add_parameter("gate_up_proj", experts, 2 * inner, hidden, role="matrix", init=init)
+        # Gate and up of an expert lie side by side, gate first: one grouped product gives both.
+        self.add_parameter("gate_up_proj", experts, 2, inner, hidden, role="matrix", init=init)
         self.add_parameter("down_proj", experts, hidden, inner, role="matrix", init=init)
 
-    def forward(self, x_NC: torch.Tensor, routing: Routing, rows_E: torch.Tensor) -> torch.Tensor:
-        """Weighted sum over each token's experts, [N, C]. `rows_E` counts the tokens of each expert."""
-        top_k = routing.experts_NK.shape[1]
-        order = routing.experts_NK.flatten().argsort(stable=True)  # assignments, sorted by expert
-        token, weight = order // top_k, routing.weights_NK.flatten().index_select(0, order)
+    def forward(
+        self, x_BTC: torch.Tensor, weights_BTK: torch.Tensor, experts_BTK: torch.Tensor, rows_E: torch.Tensor
+    ) -> torch.Tensor:
+        """Weighted sum over each token's experts, [B, T, C]. `rows_E` counts the tokens of each expert."""
+        x_NC, top_k = x_BTC.flatten(0, 1), experts_BTK.shape[-1]
+        order = experts_BTK.flatten().argsort(stable=True)  # assignments, sorted by expert
+        token, weight = order // top_k, weights_BTK.flatten().index_select(0, order)
         multiple = preferred_row_multiple(x_NC)
         if multiple > 1:  # padding is token 0 with weight 0
             place, rows, rows_E = rounded_up(rows_E, len(order), multiple)
             token = token.new_zeros(rows).index_copy(0, place, token)
             weight = weight.new_zeros(rows).index_copy(0, place, weight)
-        gate, up = grouped_linear(x_NC.index_select(0, token), self.gate_up_proj, rows_E).chunk(2, dim=-1)
+        gate_up = grouped_linear(x_NC.index_select(0, token), self.gate_up_proj.flatten(1, 2), rows_E)
+        gate, up = gate_up.chunk(2, dim=-1)
         # The weight multiplies before the last product, where rows are shorter; it commutes with it.
         inner = F.silu(gate) * up * weight[:, None]
-        return torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, self.down_proj, rows_E))
+        out_NC = torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, self.down_proj, rows_E))
+        return out_NC.view_as(x_BTC)
 
 
 def rounded_up(rows_E: torch.Tensor, rows: int, multiple: int) -> tuple[torch.Tensor, int, torch.Tensor]:
@@ -171,15 +175,13 @@ class MoE(Module):
         ).build()
 
     def forward(self, x_BTC: torch.Tensor) -> tuple[torch.Tensor, RouterStats]:
-        rows, tokens, _ = x_BTC.shape
-        x_NC = x_BTC.flatten(0, 1)
-        routing = self.router(x_NC)
-        chosen_BA = routing.experts_NK.view(rows, -1)
-        tokens_BE = torch.zeros(rows, self.num_experts, dtype=torch.int64, device=x_NC.device)
+        routing = self.router(x_BTC)
+        chosen_BA = routing.experts_BTK.flatten(1)
+        tokens_BE = torch.zeros(len(chosen_BA), self.num_experts, dtype=torch.int64, device=x_BTC.device)
         tokens_BE = tokens_BE.scatter_add(1, chosen_BA, torch.ones_like(chosen_BA))
-        probability_BE = routing.probability_NE.view(rows, tokens, -1).sum(1) if self.balance else None
-        out_NC = self.experts(x_NC, routing, tokens_BE.sum(0))
-        return out_NC.view_as(x_BTC), RouterStats(tokens_BE, probability_BE)
+        probability_BE = routing.probability_BTE.sum(1) if self.balance else None
+        out_BTC = self.experts(x_BTC, routing.weights_BTK, routing.experts_BTK, tokens_BE.sum(0))
+        return out_BTC, RouterStats(tokens_BE, probability_BE)
 
 
 def load_balancing_loss(stats: Sequence[RouterStats], row_tokens: int) -> torch.Tensor:

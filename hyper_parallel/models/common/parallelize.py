@@ -27,16 +27,17 @@ def parallelize_decoder(
     compile: CompileConfig,
     dump_folder: str,
 ) -> BaseModel:
-    """Applies recompute, compile and FSDP to `model`, in place and in this order: a graph holds its recompute, and
-    FSDP's gathering happens around both.
+    """Applies its sharding plan, compile, recompute and FSDP to `model`, in place and in this order: a graph holds the
+    plan's collectives, the backward pass runs it again, and FSDP's gathering happens around both.
 
     Args:
         model: on meta or materialised, parameters of `training.dtype`.
         parallel_dims: with its mesh built.
         dump_folder: unused by this plan; part of the signature of every `ModelSpec.parallelize_fn`.
     """
-    apply_activation_checkpoint(model, activation_checkpoint)
+    model.parallelize(parallel_dims, parallelism.mode)
     apply_compile(model, compile)
+    apply_activation_checkpoint(model, activation_checkpoint)
     apply_fsdp(
         model,
         parallel_dims,

@@ -32,13 +32,17 @@ class DecoderStateDictAdapter(StateDictAdapter):
         if matrix == "down_proj":
             return [HFBlock(f"{prefix}.{e}.down_proj.weight", (e,)) for e in range(shape[0])]
         assert matrix == "gate_up_proj", name
-        half = shape[1] // 2
-        parts = (("gate_proj", slice(0, half)), ("up_proj", slice(half, shape[1])))
-        return [HFBlock(f"{prefix}.{e}.{part}.weight", (e, rows)) for e in range(shape[0]) for part, rows in parts]
+        parts = ("gate_proj", "up_proj")
+        return [HFBlock(f"{prefix}.{e}.{part}.weight", (e, i)) for e in range(shape[0]) for i, part in enumerate(parts)]
 
     def hf_layouts(self, name: str, shape: Sequence[int]) -> list[list[HFBlock]]:
-        stacked = [[HFBlock(f"model.{name}", ())]] if ".mlp.experts." in name else []
-        return [self.hf_blocks(name, shape), *stacked]
+        stacked = []
+        if name.endswith(".mlp.experts.gate_up_proj"):
+            every, inner = slice(None), shape[2]
+            stacked = [HFBlock(f"model.{name}", (every, i), (every, slice(i * inner, (i + 1) * inner))) for i in (0, 1)]
+        elif ".mlp.experts." in name:
+            stacked = [HFBlock(f"model.{name}", ())]
+        return [self.hf_blocks(name, shape), *filter(None, [stacked])]
 
     def hf_copies(self) -> dict[str, str]:
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.models.common.decoder import Decoder
 
 
@@ -20,3 +21,8 @@ class Qwen3Model(Decoder):
 
         head_dim: int | None = 128
         """Size of one head. None: hidden_size / num_attention_heads."""
+
+        def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
+            from hyper_parallel.models.qwen3.sharding import set_qwen3_sharding_config
+
+            set_qwen3_sharding_config(self, parallelism)

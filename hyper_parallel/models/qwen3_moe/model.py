@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hyper_parallel.config.errors import Fault
-from hyper_parallel.config.sections import at_least
+from hyper_parallel.config.sections import ParallelismConfig, at_least
 from hyper_parallel.models.common.decoder import Decoder
 from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.moe import MoE
@@ -65,6 +65,11 @@ class Qwen3MoeModel(Decoder):
                     f"{outside} are not among layers 0 to {self.num_hidden_layers - 1}",
                     "remove them",
                 )
+
+        def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
+            from hyper_parallel.models.qwen3_moe.sharding import set_qwen3_moe_sharding_config
+
+            set_qwen3_moe_sharding_config(self, parallelism)
 
         def mlp(self, layer: int) -> FeedForward.Config | MoE.Config:
             if layer in self.mlp_only_layers or (layer + 1) % self.decoder_sparse_step:

@@ -1,0 +1,195 @@
+"""The tensor-parallel plan of a decoder (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053), in parts.
+
+Attention heads, feed-forward layers and the vocabulary are split over the ranks of axis tp; between them runs the
+residual stream, whole on each rank, or under sequence_parallel a part of each row (Korthikanti et al. 2022,
+https://arxiv.org/abs/2205.05198). A family's plan puts the parts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.sections import ParallelismConfig
+from hyper_parallel.models.common.moe import MoE
+from hyper_parallel.models.common.tensor_parallel import row_parallel_linear_with_bias, vocabulary_parallel_embedding
+from hyper_parallel.protocols.mesh import MeshAxisName
+from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan
+
+if TYPE_CHECKING:
+    from hyper_parallel.models.common.decoder import Decoder
+
+ROW, SEQUENCE, FEATURE = 0, 1, 2
+"""Dims: rows of a matrix; tokens of [B, T, ...]; features or heads of [B, T, C] and [B, T, H, D]."""
+
+
+def whole() -> NamedPlacement:
+    """The same tensor on every rank."""
+    return {}
+
+
+def split(dim: int) -> NamedPlacement:
+    """A part of dim `dim` on each rank."""
+    from torch.distributed.tensor import Shard
+
+    return {MeshAxisName.TP: Shard(dim)}
+
+
+def summand() -> NamedPlacement:
+    """A tensor that is the sum over the ranks."""
+    from torch.distributed.tensor import Partial
+
+    return {MeshAxisName.TP: Partial()}
+
+
+def stream(parallelism: ParallelismConfig) -> NamedPlacement:
+    """The residual stream between layers."""
+    return split(SEQUENCE) if parallelism.sequence_parallel else whole()
+
+
+def column_linear(*, bias: bool) -> ShardingConfig:
+    """Each rank makes a part of the output features of the whole input."""
+    states = {"weight": split(ROW)} | ({"bias": split(ROW)} if bias else {})
+    return ShardingConfig(state_shardings=states, in_src={"x": whole()}, out_src=(split(FEATURE),))
+
+
+def row_linear(*, bias: bool) -> ShardingConfig:
+    """Each rank makes a summand of the output from its part of the input features."""
+    states = {"weight": split(1)} | ({"bias": whole()} if bias else {})
+    return ShardingConfig(
+        state_shardings=states,
+        state_grads={"bias": summand()} if bias else {},
+        in_src={"x": split(FEATURE)},
+        out_src=(summand(),),
+        local_map=LocalMap(forward=row_parallel_linear_with_bias) if bias else None,
+    )
+
+
+def norm(placement: NamedPlacement) -> ShardingConfig:
+    """A norm of what lies as `placement`. Where each rank has a part, so has it of the weight's gradient."""
+    return ShardingConfig(
+        state_shardings={"weight": whole()},
+        state_grads={"weight": summand()} if placement else {},
+        in_src={"x": placement},
+        out_src=(placement,),
+        local_map=LocalMap(),
+    )
+
+
+def split_layer(argument: str, parallelism: ParallelismConfig) -> ShardingConfig:
+    """A layer that every rank computes a part of from the whole of `argument`, between two places of the stream."""
+    return ShardingConfig(
+        in_src={argument: stream(parallelism)},
+        in_dst={argument: whole()},
+        in_grads={argument: summand()},
+        out_src=(summand(),),
+        out_dst=(stream(parallelism),),
+    )
+
+
+def attention_plan(config: Decoder.Config, parallelism: ParallelismConfig) -> ShardingPlan:
+    """Each rank has some of the heads. Their norms are shared, so each has a summand of the norms' gradients."""
+    column = column_linear(bias=config.attention_bias)
+    return {
+        "layers.*.input_layernorm": norm(stream(parallelism)),
+        "layers.*.self_attn": split_layer("x_BTC", parallelism),
+        "layers.*.self_attn.q_proj": column,
+        "layers.*.self_attn.k_proj": column,
+        "layers.*.self_attn.v_proj": column,
+        "layers.*.self_attn.q_norm": norm(split(FEATURE)),
+        "layers.*.self_attn.k_norm": norm(split(FEATURE)),
+        "layers.*.self_attn.heads": ShardingConfig(
+            in_src={argument: split(FEATURE) for argument in ("q_BTHD", "k_BTKD", "v_BTKD")},
+            out_src=(split(FEATURE),),
+            local_map=LocalMap(),
+        ),
+        "layers.*.self_attn.o_proj": row_linear(bias=config.attention_bias),
+        "layers.*.post_attention_layernorm": norm(stream(parallelism)),
+    }
+
+
+def feed_forward_plan(parallelism: ParallelismConfig, layer: str) -> ShardingPlan:
+    """Each rank has a part of the intermediate features."""
+    return {
+        f"layers.{layer}.mlp": split_layer("x_BTC", parallelism),
+        f"layers.{layer}.mlp.gate_proj": column_linear(bias=False),
+        f"layers.{layer}.mlp.up_proj": column_linear(bias=False),
+        f"layers.{layer}.mlp.down_proj": row_linear(bias=False),
+    }
+
+
+def moe_plan(parallelism: ParallelismConfig, layer: str) -> ShardingPlan:
+    """Each rank has a part of the intermediate features of every expert. The router is whole: without
+    sequence_parallel every rank routes all tokens, with it each routes its own and the choices are gathered."""
+    place = stream(parallelism)
+    return {
+        f"layers.{layer}.mlp": ShardingConfig(in_src={"x_BTC": place}, out_src=(place,), local_map=LocalMap()),
+        f"layers.{layer}.mlp.router": ShardingConfig(
+            state_shardings={"weight": whole()},
+            state_grads={"weight": summand()} if place else {},
+            in_src={"x_BTC": place},
+            out_src=(place,) * 3,
+            out_dst=(whole(),) * 3,
+        ),
+        f"layers.{layer}.mlp.experts": ShardingConfig(
+            state_shardings={"gate_up_proj": split(2), "down_proj": split(2)},
+            in_src={"x_BTC": place, "weights_BTK": whole()},
+            in_dst={"x_BTC": whole()},
+            in_grads={"x_BTC": summand(), "weights_BTK": summand()},
+            out_src=(summand(),),
+            out_dst=(place,),
+        ),
+    }
+
+
+def vocabulary_plan(config: Decoder.Config, parallelism: ParallelismConfig) -> ShardingPlan:
+    """Embedding, last norm, output matrix and loss.
+
+    With loss_parallel each rank has a part of the vocabulary's rows, and the loss is told so when it is built.
+    Without it each has the whole output matrix, and every rank computes the same loss.
+    """
+    place, is_split = stream(parallelism), parallelism.loss_parallel
+    is_embedding_split = is_split or not config.tie_word_embeddings
+    output = ShardingConfig(
+        in_src={"hidden_BTC": place},
+        in_dst={"hidden_BTC": whole()},
+        in_grads={"hidden_BTC": summand() if is_split else whole()},
+        local_map=LocalMap(),
+    )
+    rows = split(ROW) if is_split else whole()
+    plan = {
+        "embed_tokens": ShardingConfig(
+            state_shardings={"weight": split(ROW) if is_embedding_split else whole()},
+            out_src=(summand() if is_embedding_split else whole(),),
+            out_dst=(place,),
+            local_map=LocalMap(forward=vocabulary_parallel_embedding if is_embedding_split else None),
+        ),
+        "norm": norm(place),
+        "loss_output": output,
+        "logits_output": replace(output, out_src=(split(FEATURE) if is_split else whole(),), out_dst=(whole(),)),
+    }
+    if not config.tie_word_embeddings:
+        plan["lm_head"] = ShardingConfig(state_shardings={"weight": rows}, local_map=LocalMap())
+    return plan
+
+
+def divisibility_faults(config: Decoder.Config, parallelism: ParallelismConfig, seq_len: int) -> Iterator[Fault]:
+    """Faults of sizes that do not divide by the tensor-parallel degree."""
+    tp = parallelism.tp
+    sizes = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.kv_heads}
+    if parallelism.loss_parallel or not config.tie_word_embeddings:
+        sizes["vocab_size"] = config.vocab_size
+    for layer in range(config.num_hidden_layers):
+        mlp = config.mlp(layer)
+        sizes["moe_intermediate_size" if isinstance(mlp, MoE.Config) else "intermediate_size"] = mlp.intermediate_size
+    for name, size in sizes.items():
+        if size % tp:
+            yield Fault("parallelism.tp", f"{tp} does not divide the model's {name} {size}", f"set a divisor of {size}")
+    if parallelism.sequence_parallel and seq_len % tp:
+        yield Fault(
+            "training.seq_len",
+            f"{seq_len} is not a multiple of parallelism.tp {tp}, and sequence_parallel splits every row",
+            f"set {seq_len // tp * tp or tp} or {(seq_len // tp + 1) * tp}, or sequence_parallel False",
+        )

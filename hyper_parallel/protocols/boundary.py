@@ -1,0 +1,216 @@
+"""Applies the plan of one module over one mesh axis: shards its parameters, and moves what crosses its boundary."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from hyper_parallel.protocols.mesh import MeshAxisName
+from hyper_parallel.protocols.redistribute import Move, redistribute
+from hyper_parallel.protocols.sharding import NamedPlacement, Placement, PlacementMismatchError, ShardingConfig
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from hyper_parallel.protocols.module import Module
+
+Mode = Literal["production", "validate"]
+
+
+def shard_states(module: Module, plan: ShardingConfig, axis: MeshAxisName, mesh: DeviceMesh) -> None:
+    """Makes every parameter that `module` itself owns a DTensor on `mesh`, each rank keeping its part."""
+    from torch.distributed.tensor import distribute_tensor
+
+    for name, parameter in module.named_parameters(recurse=False):
+        placement = placed(plan.state_shardings[name], axis)
+        sharded = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+
+
+def read_states_locally(module: Module, plan: ShardingConfig, axis: MeshAxisName) -> None:
+    """From now on `module` reads its own parameters as local tensors; their gradients are as `state_grads` says."""
+    module.local_states = {
+        name: [placed(plan.state_grads.get(name, placements), axis)]
+        for name, placements in plan.state_shardings.items()
+    }
+
+
+def bind_boundary(
+    module: nn.Module, name: str, plan: ShardingConfig, axis: MeshAxisName, mesh: DeviceMesh, mode: Mode
+) -> None:
+    """Puts the moves of the plan around the forward of `module`, whose name in the model is `name`, in place."""
+    forward = _local_forward(module, plan, mesh.get_group())
+    if mode == "validate":
+        module.forward = _validating(forward, name, plan, axis, mesh)
+        return
+    ins = {
+        argument: Move(
+            src := placed(placements, axis),
+            dst := placed(plan.in_dst.get(argument, placements), axis),
+            placed(plan.in_grads[argument], axis) if argument in plan.in_grads else dst,
+            src,
+        )
+        for argument, placements in plan.in_src.items()
+    }
+    outs = [
+        Move(src := placed(placements, axis), dst := placed(out_dst, axis), dst, _grad_behind(src))
+        for placements, out_dst in zip(plan.out_src, plan.out_dst or (), strict=plan.out_dst is not None)
+    ]
+    ins = {argument: move for argument, move in ins.items() if not move.moves_nothing}
+    if ins or not all(move.moves_nothing for move in outs):
+        forward = _moving(forward, ins, outs, mesh)
+    if forward != module.forward:
+        module.forward = forward
+
+
+def bind_root(module: nn.Module) -> None:
+    """Puts around the forward of the model what validate mode needs once: it tells of tensors of different layouts that
+    meet between modules, and hands out whole local tensors."""
+    forward = module.forward
+
+    def rooted(*args: Any, **kwargs: Any) -> Any:
+        with _EqualPlacements():
+            output = forward(*args, **kwargs)
+        return tree_map(lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x, output)
+
+    module.forward = rooted
+
+
+class _EqualPlacements(TorchFunctionMode):
+    """Refuses an elementwise operation on two tensors of different layouts, which DTensor would repair in silence."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if len(args) == 2 and all(hasattr(x, "placements") for x in args) and args[0].shape == args[1].shape:
+            self._check(*args)
+        return func(*args, **(kwargs or {}))
+
+    def _check(self, first: Any, second: Any) -> None:
+        if first.placements != second.placements:
+            # In `stream + layer(stream)` the second is what a module has just made.
+            name, (declared,), (real,) = getattr(second, "made_by", "?"), second.placements, first.placements
+            (axis,) = second.device_mesh.mesh_dim_names
+            raise PlacementMismatchError(name, "what its output meets", axis, declared=declared, real=real)
+
+
+def placed(placements: NamedPlacement, axis: MeshAxisName) -> Placement:
+    """The placement on `axis`."""
+    from torch.distributed.tensor import Replicate
+
+    return placements.get(axis, Replicate())
+
+
+def _grad_behind(src: Placement) -> Placement:
+    """How forward takes the gradient of an output that it leaves as `src`: of a part of a sum, each needs the whole."""
+    from torch.distributed.tensor import Replicate
+
+    return Replicate() if src.is_partial() else src
+
+
+def _local_forward(module: nn.Module, plan: ShardingConfig, group: Any) -> Callable[..., Any]:
+    if plan.local_map is None or plan.local_map.forward is None:
+        return module.forward
+    replaced = plan.local_map.forward
+
+    def forward(*args: Any) -> Any:
+        return replaced(module, group, *args)
+
+    forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    return forward
+
+
+def _moving(forward: Callable[..., Any], ins: dict[str, Move], outs: list[Move], mesh: DeviceMesh) -> Any:
+    """Production: local tensors everywhere, the declared collectives at the boundary and nothing else."""
+    group = mesh.get_group()
+    positions = _positions(forward)
+
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        def move_in(tensor: torch.Tensor, argument: str) -> torch.Tensor:
+            return redistribute(tensor, ins[argument], group)
+
+        args, kwargs = _changed(args, kwargs, positions, ins, move_in)
+        return _changed_outputs(
+            forward(*args, **kwargs), len(outs), lambda tensor, i: redistribute(tensor, outs[i], group)
+        )
+
+    return bounded
+
+
+def _validating(
+    forward: Callable[..., Any], name: str, plan: ShardingConfig, axis: MeshAxisName, mesh: DeviceMesh
+) -> Any:
+    """Validate: DTensors, whose real placements are compared with the plan before and behind forward.
+
+    A plain tensor is one that no plan speaks of yet: it is taken to be laid out as declared.
+    """
+    from torch.distributed.tensor import DTensor
+
+    positions = _positions(forward)
+
+    def checked(tensor: torch.Tensor, declared: Placement, what: str) -> DTensor:
+        if not isinstance(tensor, DTensor):
+            return DTensor.from_local(tensor, mesh, [declared], run_check=False)
+        (real,) = tensor.placements
+        if real != declared:
+            raise PlacementMismatchError(name, what, axis, declared=declared, real=real)
+        return tensor
+
+    def move_in(tensor: torch.Tensor, argument: str) -> torch.Tensor:
+        src = placed(plan.in_src[argument], axis)
+        dst = placed(plan.in_dst.get(argument, plan.in_src[argument]), axis)
+        moved = checked(tensor, src, f"argument {argument}").redistribute(mesh, [dst])
+        if plan.local_map is None:
+            return moved
+        grad = placed(plan.in_grads[argument], axis) if argument in plan.in_grads else dst
+        local: torch.Tensor = moved.to_local(grad_placements=[grad])
+        return local
+
+    def move_out(tensor: torch.Tensor, i: int) -> torch.Tensor:
+        out = checked(tensor, placed(plan.out_src[i], axis), f"output {i}")
+        if plan.out_dst is not None:
+            out = out.redistribute(mesh, [placed(plan.out_dst[i], axis)])
+        out.made_by = name  # type: ignore[attr-defined] # for the message where it meets another
+        return out
+
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _changed(args, kwargs, positions, plan.in_src, move_in)
+        return _changed_outputs(forward(*args, **kwargs), len(plan.out_src), move_out)
+
+    return bounded
+
+
+def _positions(forward: Callable[..., Any]) -> dict[str, int]:
+    return {name: i for i, name in enumerate(inspect.signature(forward).parameters)}
+
+
+def _changed(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    positions: dict[str, int],
+    names: Any,
+    change: Callable[[torch.Tensor, str], torch.Tensor],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with those in `names` changed, however they were passed."""
+    changed = list(args)
+    for name in names:
+        if name in kwargs:
+            kwargs = kwargs | {name: change(kwargs[name], name)}
+        else:
+            changed[positions[name]] = change(changed[positions[name]], name)
+    return tuple(changed), kwargs
+
+
+def _changed_outputs(output: Any, count: int, change: Callable[[torch.Tensor, int], torch.Tensor]) -> Any:
+    """The output of a call with its first `count` tensors changed."""
+    if isinstance(output, torch.Tensor):
+        return change(output, 0) if count else output
+    leaves, structure = tree_flatten(output)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for i, place in zip(range(count), places, strict=False):
+        leaves[place] = change(leaves[place], i)
+    return tree_unflatten(leaves, structure)

@@ -1,0 +1,92 @@
+"""Moves local tensors from one placement to another over one mesh axis, and their gradients back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.protocols.sharding import Placement
+
+
+class Move(NamedTuple):
+    """A change of placement, and that of the gradient on its way back."""
+
+    src: Placement
+    """How the tensor is laid out."""
+    dst: Placement
+    """How it shall be."""
+    grad_src: Placement
+    """How the gradient of the moved tensor arrives."""
+    grad_dst: Placement
+    """How the gradient of the tensor shall be."""
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether both the tensor and its gradient stay where they are."""
+        return bool(self.src == self.dst and self.grad_src == self.grad_dst)
+
+
+def redistribute(x: torch.Tensor, move: Move, group: dist.ProcessGroup) -> torch.Tensor:
+    """`x`, this rank's part, laid out as `move.dst` over the ranks of `group`. Dims must divide by their number."""
+    if move.moves_nothing:
+        return x
+    moved: torch.Tensor = _Redistribute.apply(x, move, group)
+    return moved
+
+
+class _Redistribute(torch.autograd.Function):
+    """One collective forward and one back: all-gather and reduce-scatter, or copy and all-reduce, or the reverse."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, move: Move, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.move, ctx.group = move, group
+        moved = change(x, move.src, move.dst, group)
+        return moved.view_as(moved) if moved is x else moved
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return change(grad, ctx.move.grad_src, ctx.move.grad_dst, ctx.group), None, None
+
+
+def change(x: torch.Tensor, src: Placement, dst: Placement, group: dist.ProcessGroup) -> torch.Tensor:
+    """`x` changed from `src` to `dst`, without autograd; `x` itself where they are equal.
+
+    Raises:
+        ValueError: no collective does this, or the dim to shard does not divide by the ranks.
+    """
+    if src == dst:
+        return x
+    if src.is_shard() and dst.is_replicate():
+        return _all_gather(x, src.dim, group)
+    if src.is_partial() and dst.is_replicate():
+        summed = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed, group=group)
+        return summed
+    if src.is_partial() and dst.is_shard():
+        return _reduce_scatter(x, dst.dim, group)
+    if src.is_replicate() and dst.is_shard():
+        return _split(x, dst.dim, group)[dist.get_rank(group)].contiguous()
+    raise ValueError(f"a tensor of shape {tuple(x.shape)} cannot be moved from {src} to {dst}")
+
+
+def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    ranks = dist.get_world_size(group)
+    gathered = x.new_empty(ranks * x.shape[0], *x.shape[1:])
+    dist.all_gather_single(gathered, x.contiguous(), group=group)
+    return torch.cat(gathered.chunk(ranks), dim) if dim else gathered
+
+
+def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = _split(x, dim, group)
+    scattered = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+    dist.reduce_scatter_single(scattered, torch.cat(parts), group=group)
+    return scattered
+
+
+def _split(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, ...]:
+    ranks = dist.get_world_size(group)
+    if x.shape[dim] % ranks:
+        raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} does not divide by {ranks} ranks")
+    return x.chunk(ranks, dim)
