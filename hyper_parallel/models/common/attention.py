@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -85,24 +84,35 @@ class HeadAttention(Module):
         documents: DocumentGroups,
     ) -> torch.Tensor:
         """[B, T, H, D]"""
-        attend = causal_attention if documents.gather is None else partial(self.attend_packed, documents=documents)
-        return attend(apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope), v_BTKD)
+        q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
+        if documents.gather is None:
+            return causal_attention(q_BTHD, k_BTKD, v_BTKD)
+        return self.attend_packed(q_BTHD, k_BTKD, v_BTKD, documents)
 
     def attend_packed(
         self, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
     ) -> torch.Tensor:
-        """Causal attention of each document on itself, [B, T, H, D].
+        """Causal attention of each document on itself, [B, T, H, D]."""
+        return document_attention(q_BTHD, k_BTKD, v_BTKD, documents)
 
-        One call per group of documents instead of a dense mask: work is the sum of squared document lengths, not the
-        square of the row.
-        """
-        sizes = [count * length for count, length in documents.shapes]
-        q, k, v = (x.flatten(0, 1).index_select(0, documents.gather).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD))
-        outputs = [
-            causal_attention(*(x.unflatten(0, shape) for x in group)).flatten(0, 1)
-            for shape, *group in zip(documents.shapes, q, k, v, strict=True)
-        ]
-        return torch.cat(outputs).index_select(0, documents.scatter).view(q_BTHD.shape)
+
+def document_attention(
+    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
+) -> torch.Tensor:
+    """Causal attention of each document on itself, [B, T, H, D].
+
+    One call per group of documents instead of a dense mask: work is the sum of squared document lengths, not the
+    square of the row.
+    """
+    if documents.gather is None:
+        return causal_attention(q_BTHD, k_BTKD, v_BTKD)
+    sizes = [count * length for count, length in documents.shapes]
+    q, k, v = (x.flatten(0, 1).index_select(0, documents.gather).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD))
+    outputs = [
+        causal_attention(*(x.unflatten(0, shape) for x in group)).flatten(0, 1)
+        for shape, *group in zip(documents.shapes, q, k, v, strict=True)
+    ]
+    return torch.cat(outputs).index_select(0, documents.scatter).view(q_BTHD.shape)
 
 
 def causal_attention(q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor) -> torch.Tensor:
