@@ -77,7 +77,7 @@ class TrainerConfig(Configurable.Config):
     profiler: Buildable[Profiler] = slot(Profiler.Config, runtime="dump_folder")
     """Traces of a window of steps."""
     validator: Buildable[Validator] = slot(
-        Validator.Config, runtime="model_parts loss get_batch loader_arguments loss_group training_steps"
+        Validator.Config, runtime="model_parts loss get_batch loader_arguments dp_group loss_group training_steps"
     )
     """Loss on held-out data."""
 
@@ -103,7 +103,7 @@ class TrainerConfig(Configurable.Config):
         yield from _initial_weights_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
-        if min(p.dp_replicate, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
+        if min(p.dp_replicate, p.cp, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
                 degrees = resolve_degrees(self.parallelism, world_size)
             except ConfigError as error:
