@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
@@ -26,6 +28,8 @@ from hyper_parallel.config.sections import (
     ParallelismConfig,
     TrainingConfig,
 )
+from hyper_parallel.config.target import Target
+from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 
@@ -101,6 +105,7 @@ class TrainerConfig(Configurable.Config):
         yield from _model_faults(self)
         yield from _tokenizer_faults(self)
         yield from _initial_weights_faults(self)
+        yield from _loss_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
         if min(p.dp_replicate, p.cp, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
@@ -110,6 +115,7 @@ class TrainerConfig(Configurable.Config):
                 yield from error.faults
             else:
                 yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
+                yield from capability_faults(self, degrees)
         if self.training.steps is not None and self.training.steps >= 1:
             yield from schedule_faults(self, self.training.steps)
         yield from _validation_faults(self)
@@ -131,6 +137,19 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
             copy.deepcopy(spec.model).update_from_config(config)
         except ConfigError as error:
             yield from error.faults
+
+
+def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:
+    if not config.parallelism.loss_parallel:
+        return
+    loss: Any = config.loss
+    makes = loss.callable if isinstance(loss, Target) else type(loss).owner
+    if "vocab_group" not in inspect.signature(makes).parameters:
+        yield Fault(
+            "parallelism.loss_parallel",
+            f"True, but {makes.__qualname__} takes no vocab_group: it knows whole logits only",
+            "set False, or give a loss that computes on its part of the vocabulary",
+        )
 
 
 def _tokenizer_faults(config: TrainerConfig) -> Iterator[Fault]:

@@ -27,8 +27,8 @@ def parallelize_decoder(
     compile: CompileConfig,
     dump_folder: str,
 ) -> BaseModel:
-    """Applies its sharding plan, recompute, compile and FSDP to `model`, in place and in this order: a graph holds the
-    plan's collectives and its recompute, and FSDP's gathering happens around them.
+    """Applies its sharding plan, compile, recompute and FSDP to `model`, in place and in this order: a graph holds the
+    plan's collectives, the backward pass runs it again, and FSDP's gathering happens around both.
 
     Args:
         model: on meta or materialised, parameters of `training.dtype`.
@@ -36,8 +36,8 @@ def parallelize_decoder(
         dump_folder: unused by this plan; part of the signature of every `ModelSpec.parallelize_fn`.
     """
     model.parallelize(parallel_dims, parallelism.mode)
-    apply_activation_checkpoint(model, activation_checkpoint)
     apply_compile(model, compile)
+    apply_activation_checkpoint(model, activation_checkpoint)
     apply_fsdp(
         model,
         parallel_dims,
