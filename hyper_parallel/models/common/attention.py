@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,9 @@ from hyper_parallel.protocols.module import Module
 # where the scores begin to weigh in memory. In float32 it is the faster one throughout.
 _NARROW = (torch.bfloat16, torch.float16)
 _DIRECT_TOKENS = 512
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From rotated queries [B, T, H, D], rotated keys and values [B, T, K, D] to [B, T, H, D]."""
 
 
 class Attention(Module):
@@ -73,7 +78,7 @@ class Attention(Module):
 class HeadAttention(Module):
     """What attention does on each head by itself, whichever of the heads are given: rotation and the softmax."""
 
-    eager_methods = ("attend_packed",)  # every packing has its own shapes, and each would be compiled anew
+    eager_methods = ("attend_eagerly",)  # every packing has its own shapes, and each would be compiled anew
 
     def forward(
         self,
@@ -87,13 +92,13 @@ class HeadAttention(Module):
         q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
         if documents.gather is None:
             return causal_attention(q_BTHD, k_BTKD, v_BTKD)
-        return self.attend_packed(q_BTHD, k_BTKD, v_BTKD, documents)
+        return self.attend_eagerly(partial(document_attention, documents=documents), q_BTHD, k_BTKD, v_BTKD)
 
-    def attend_packed(
-        self, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
+    def attend_eagerly(
+        self, attend: Attend, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor
     ) -> torch.Tensor:
-        """Causal attention of each document on itself, [B, T, H, D]."""
-        return document_attention(q_BTHD, k_BTKD, v_BTKD, documents)
+        """``attend(q, k, v)``, outside of compiled graphs."""
+        return attend(q_BTHD, k_BTKD, v_BTKD)
 
 
 def document_attention(

@@ -58,7 +58,7 @@ def spread_head_attention(
     documents: SpreadAttention,
 ) -> torch.Tensor:
     """[B, T, H, D] of this rank's tokens."""
-    return documents.attend(apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope), v_BTKD)
+    return module.attend_eagerly(documents.attend, apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope), v_BTKD)
 
 
 def output_of_whole_rows(
