@@ -118,20 +118,22 @@ class _Ring(torch.autograd.Function):
                 block_out, block_lse = attend_block(q[pairs.queries], *kv[:, pairs.keys], is_causal=pairs.is_causal)
                 _merge(out, lse, rows, block_out.flatten(0, 1), block_lse.flatten(0, 1))
             kv = arriving.wait() if arriving is not None else kv
+        out_BTHD = out.to(q.dtype).view_as(q_BTHD)
         ctx.ring = ring
-        ctx.save_for_backward(q, own_kv, out, lse)
-        return out.to(q.dtype).view_as(q_BTHD)
+        ctx.save_for_backward(q, own_kv, out_BTHD, lse)
+        return out_BTHD
 
     @staticmethod
     def backward(ctx: Any, grad_BTHD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ring, (q, kv, out, lse) = ctx.ring, ctx.saved_tensors
+        ring, (q, kv, out_BTHD, lse) = ctx.ring, ctx.saved_tensors
+        wide = lse.dtype
         grad = grad_BTHD.flatten(0, 1)
-        along = (grad * out).sum(-1)
-        grad_q = torch.zeros_like(out)
+        along = (grad.to(wide) * out_BTHD.flatten(0, 1)).sum(-1)
+        grad_q = torch.zeros_like(q, dtype=wide)
         returning = None
         for step, blocks in enumerate(ring.blocks):
             arriving = ring.pass_on(kv, step, 1) if step + 1 < len(ring.blocks) else None
-            grad_kv = torch.zeros_like(kv, dtype=out.dtype)
+            grad_kv = torch.zeros_like(kv, dtype=wide)
             for queries, keys, is_causal in blocks:
                 grads = attend_block_backward(
                     grad[queries], q[queries], *kv[:, keys], lse[queries], along[queries], is_causal=is_causal
