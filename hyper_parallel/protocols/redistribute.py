@@ -74,14 +74,14 @@ def change(x: torch.Tensor, src: Placement, dst: Placement, group: dist.ProcessG
 def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     ranks = dist.get_world_size(group)
     gathered = x.new_empty(ranks * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(gathered, x.contiguous(), group=group)
+    dist.all_gather_single(gathered, x.contiguous(), group=group)
     return torch.cat(gathered.chunk(ranks), dim) if dim else gathered
 
 
 def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     parts = _split(x, dim, group)
     scattered = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    dist.reduce_scatter_tensor(scattered, torch.cat(parts), group=group)
+    dist.reduce_scatter_single(scattered, torch.cat(parts), group=group)
     return scattered
 
 

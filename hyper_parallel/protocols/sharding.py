@@ -62,7 +62,7 @@ class PlacementMismatchError(RunError):
 
     def __init__(self, module: str, tensor: str, axis: str, *, declared: Placement, real: Placement) -> None:
         super().__init__(
-            f"plan of module {module!r}: {tensor} is declared {declared} on mesh axis {axis!r}, but it is {real}; "
-            "correct this module's entry in the sharding plan, or the out_dst of the module that it comes from"
+            f"plan of module {module!r}: {tensor} is declared {declared!r} on mesh axis {str(axis)!r}, but it is "
+            f"{real!r}; correct this module's entry in the sharding plan, or the out_dst of the module before it"
         )
-        self.module, self.axis = module, axis
+        self.module, self.axis = module, str(axis)

@@ -45,6 +45,14 @@ def _mixed_layouts(max_norm: float | None) -> tuple[float, bool, list[torch.Tens
     pending = placed("even", other, [Replicate()])
     pending.grad = DTensor.from_local(pending.grad.to_local() / 4, other, [Partial()])
     parameters.append(pending)
+    # Tensor parallel inside of sharding: whole or split on tp, by rows as FSDP lays them out too.
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+    parameters += [placed("even", grid, [Shard(0), Replicate()]), placed("even", grid, [Replicate(), Shard(0)])]
+    parameters.append(strided_by_rows("even", grid))
+    partial = placed("even", grid, [Shard(0), Replicate()])
+    share = partial.grad.to_local() * (0.25 if dist.get_rank() % 2 == 0 else 0.75)
+    partial.grad = DTensor.from_local(share, grid, [Shard(0), Partial()])
+    parameters.append(partial)
     parameters.append(nn.Parameter(torch.ones(2)))
     unused = placed("even", hsdp, [Replicate(), Shard(0)])
     unused.grad = None
@@ -56,6 +64,23 @@ def _mixed_layouts(max_norm: float | None) -> tuple[float, bool, list[torch.Tens
     return norm.item(), type(norm) is torch.Tensor and len({x.item() for x in everywhere}) == 1, grads
 
 
+def strided_by_rows(kind: str, mesh: object) -> nn.Parameter:
+    """Rows split over tp, and each part of them over dp_shard."""
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    rank = dist.get_rank()
+    value, grad = (
+        DTensor.from_local(
+            x.chunk(2)[rank % 2].chunk(2)[rank // 2].clone(), mesh, [_StridedShard(0, split_factor=2), Shard(0)]
+        )
+        for x in _known(kind)
+    )
+    parameter = nn.Parameter(value)
+    parameter.grad = grad
+    return parameter
+
+
 def _cases() -> list[tuple[float, bool, list[torch.Tensor]]]:
     return [_mixed_layouts(max_norm) for max_norm in (None, 0.5, 1e6)]
 
@@ -64,7 +89,7 @@ def test_every_layout_counts_each_element_once() -> None:
     results = run_world(4, _cases)
     for rank in range(4):
         for max_norm, (norm, plain_and_equal, grads) in zip((None, 0.5, 1e6), results[rank], strict=True):
-            reference = [_plain(kind) for _ in range(4) for kind in SHAPES] + [_plain("even")]
+            reference = [_plain(kind) for _ in range(4) for kind in SHAPES] + [_plain("even") for _ in range(5)]
             expected = torch.nn.utils.clip_grad_norm_(reference, max_norm or float("inf"))
             assert plain_and_equal
             assert norm == pytest.approx(expected.item(), rel=1e-14)
