@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+import torch
 
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.components.validator import Validator
@@ -15,7 +16,7 @@ from hyper_parallel.models.common.context_parallel import ATTENTIONS
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 from tests.trainer.runs import metrics, small_corpus, tiny_config, with_parallelism
-from tests.trainer.test_tensor_parallel import LP, SP, TIED, TOLERANCE, VALIDATE, WIDE, Case, train, worst
+from tests.trainer.test_tensor_parallel import LP, SP, TIED, TOLERANCE, VALIDATE, WIDE, Case, saving, train, worst
 
 STEPS = 20
 
@@ -110,7 +111,7 @@ def test_follows_the_single_process(folder: Path, world_size: int, name: str) ->
     for key, difference in differences.items():
         assert difference <= TOLERANCE, f"{key} differs by {difference}"
     assert [line["tokens"] for line in curve] == [8 * case.seq_len] * STEPS
-    assert curve[-1]["loss"] < curve[0]["loss"] - 0.5  # the curves fall: they are not equal because nothing moves
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.3  # the curves fall: they are not equal because nothing moves
 
 
 def test_methods_are_those_of_the_config() -> None:
@@ -171,3 +172,39 @@ def test_refused(world_size: int, degrees: dict[str, Any], training: dict[str, A
 
 def _placed(path: str, node: Any) -> list[str]:
     return [f"{path}.{fault}" for fault in node.faults()]
+
+
+RING, SHARDED = SpreadCase(CP), SpreadCase({"dp_shard": 2}, 4)
+CHANGES = {"cp 2 -> shard 2": (RING, SHARDED), "shard 2 -> cp 2": (SHARDED, RING)}
+
+
+def stop_and_resume(folder: str) -> None:
+    for name, (first, second) in CHANGES.items():
+        with saving(first, Path(folder) / name).build() as trainer:
+            trainer.training_steps = 10
+            trainer.train()
+        train(saving(second, Path(folder) / name))
+
+
+def test_resumes_under_another_parallelism(tmp_path: Path) -> None:
+    train(saving(SpreadCase(), tmp_path / "straight"))
+    run_world(2, stop_and_resume, str(tmp_path), timeout=240)
+    for name in CHANGES:
+        for key, difference in worst(metrics(tmp_path / "straight"), metrics(tmp_path / name)).items():
+            assert difference <= TOLERANCE, f"{name}: {key} differs by {difference}"
+
+
+def logits(folder: str, case: SpreadCase) -> list[torch.Tensor]:
+    """Of rows that are one document each, and of packed ones whose positions count on from 5."""
+    input_ids_BT = torch.randint(0, 4096, (2, 29), generator=torch.Generator().manual_seed(0))
+    packed = {"cu_seqlens": [0, 3, 29, 50, 58], "position_ids_BT": torch.arange(5, 34)[None].expand(2, -1)}
+    with case.config(folder, 1).build() as trainer, torch.no_grad():
+        model = trainer.model_parts[0]
+        return [model(input_ids_BT, **batch).logits for batch in ({}, packed)]
+
+
+@pytest.mark.parametrize("more", [{}, {"tp": 2, "cp": 2} | LP | VALIDATE | ULYSSES], ids=["cp 4", "tp 2, lp, validate"])
+def test_logits_are_those_of_whole_rows(tmp_path: Path, more: dict[str, Any]) -> None:
+    single = logits(str(tmp_path), SpreadCase())
+    for ranks in run_world(4, logits, str(tmp_path), SpreadCase(CP | {"cp": 4} | more), timeout=120):
+        assert max(float((a - b).abs().max()) for a, b in zip(single, ranks, strict=True)) <= 1e-13
