@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.report import markdown, write_json
 
-NAMES = ("start_up", "debug_run", "chunked_loss", "unpacked_rows", "packed_rows")
+NAMES = ("start_up", "debug_run", "chunked_loss", "unpacked_rows", "packed_rows", "tensor_parallel_modes")
 FOLDER = Path("outputs/bench")
 THREADS = "2"
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from hyper_parallel.config.errors import RunError
 from hyper_parallel.distributed.atomic_folder import make_partial, partial_name, publish
+from hyper_parallel.distributed.fsdp import reshard
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.safetensors_writer import DTYPE_NAMES, SafetensorsWriter, TensorSpec
 from hyper_parallel.distributed.together import on_rank_0, together
@@ -304,7 +305,8 @@ def _files(
     shards: list[dict[str, TensorSpec]] = [{}]
     shard_bytes = 0
     for name, parameter in parameters:
-        for hf_name, tensor in adapter.to_hf(name, torch.empty_like(parameter, device="meta")):
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        for hf_name, tensor in adapter.to_hf(name, whole):
             if shards[-1] and shard_bytes + tensor.nbytes > max_shard_bytes:
                 shards.append({})
                 shard_bytes = 0
@@ -317,7 +319,8 @@ def _files(
 
 
 def _parameters(model_parts: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name in the plain model and parameter; of tied ones the first."""
+    """Name in the plain model and parameter, sharded where it may be; of tied ones the first."""
+    reshard(model_parts)
     for part in model_parts:
         for name, parameter in part.named_parameters():
             yield canonical_name(name), parameter

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 
 from hyper_parallel.protocols.redistribute import Move, redistribute
+
+ObjectT = TypeVar("ObjectT")
 
 
 def all_reduce_sum(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -30,6 +34,15 @@ def gathered(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     from torch.distributed.tensor import Replicate, Shard
 
     return redistribute(tensor, Move(Shard(0), Replicate(), Replicate(), Shard(0)), group)
+
+
+def all_gather_object(value: ObjectT) -> list[ObjectT]:
+    """`value` of every rank of the process group, by rank; pickled, so for rare moments."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[ObjectT] = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _all_reduce(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> torch.Tensor:

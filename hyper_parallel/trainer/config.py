@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
+from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -84,6 +86,8 @@ class TrainerConfig(Configurable.Config):
         Validator.Config, runtime="model_parts loss get_batch loader_arguments dp_group loss_group training_steps"
     )
     """Loss on held-out data."""
+    callbacks: tuple[Buildable[Callback], ...] = slot(tuple, runtime="trainer")
+    """Observers of the run, told of each moment in this order, after those that every run has."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How long, in what batches, in which numbers."""
@@ -125,7 +129,11 @@ class TrainerConfig(Configurable.Config):
 def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
     spec = config.model_spec
     if spec is None:
-        yield Fault("model_spec", "no model is chosen", "give --model_spec FAMILY[:FLAVOR or :FOLDER]")
+        remedy = (
+            "give --model_spec FAMILY[:FLAVOR or :FOLDER], or name the model's create_model_spec as the _target_ of "
+            "the file's model"
+        )
+        yield Fault("model_spec", "no model is chosen", remedy)
         return
     for function in ("build_model_fn", "pipelining_fn"):
         if getattr(spec, function) is not None:
@@ -175,11 +183,16 @@ def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
 
 
 def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
-    if isinstance(config.profiler, Profiler.Config) and config.profiler.enable:
-        beyond = [rank for rank in config.profiler.ranks if rank >= world_size]
+    places = {"profiler": config.profiler} | {f"callbacks.{i}": item for i, item in enumerate(config.callbacks)}
+    profilers = {path: item for path, item in places.items() if isinstance(item, Profiler.Config) and item.enable}
+    for path, profiler in profilers.items():
+        beyond = [rank for rank in profiler.ranks if rank >= world_size]
         if beyond:
             fact = f"{', '.join(map(str, beyond))} are not among the ranks 0 to {world_size - 1}"
-            yield Fault("profiler.ranks", fact, "remove them")
+            yield Fault(f"{path}.ranks", fact, "remove them")
+    for path in list(profilers)[1:]:
+        fact = f"True, and so is {next(iter(profilers))}.enable, but a process can run one profiler alone"
+        yield Fault(f"{path}.enable", fact, "set one of them False")
 
 
 def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Fault]:
@@ -191,7 +204,13 @@ def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Faul
 
 def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:
     train, validator = config.dataloader, config.validator
-    if not (isinstance(validator, Validator.Config) and validator.enable):
+    if not isinstance(validator, Validator.Config):
+        return
+    if not validator.enable:
+        for i, item in enumerate(config.callbacks):
+            if isinstance(item, EvaluateCallback.Config) and item.eval_steps:
+                fact = f"{item.eval_steps}, but validator.enable is False, so there is no held-out data"
+                yield Fault(f"callbacks.{i}.eval_steps", fact, "set validator.enable True")
         return
     held_out = validator.dataloader
     if not (isinstance(train, TextDataLoader.Config) and isinstance(held_out, TextDataLoader.Config)):
@@ -221,3 +240,10 @@ def _batch_faults(training: TrainingConfig, dp_size: int) -> Iterator[Fault]:
             f"x data-parallel size {dp_size}",
             f"set global_batch_size to {choices}, or change micro_batch_size",
         )
+
+
+def __getattr__(name: str) -> Any:
+    """Scripts of model/data/train files look for two names of `trainer.legacy` here, which stands on this module."""
+    if name in ("HyperTrainerConfig", "parse_args"):
+        return getattr(import_module("hyper_parallel.trainer.legacy"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
