@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import torch
@@ -59,11 +60,16 @@ def gather_rows(x_BT: torch.Tensor, parts: RowParts, group: dist.ProcessGroup) -
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    sizes = [parts.tokens(rank) for rank in range(parts.ranks)]
-    longest = max(sizes)
+    longest = max(parts.tokens(rank) for rank in range(parts.ranks))
     rest = [0, 0] * (x_BT.dim() - 2)
     padded = F.pad(x_BT, (*rest, 0, longest - x_BT.shape[1]))  # collectives take parts of one size
     joined = redistribute(padded, Move(Shard(1), Replicate(), Partial(), Shard(1)), group)
-    held = torch.cat([torch.arange(size) + rank * longest for rank, size in enumerate(sizes)]).to(x_BT.device)
-    place_T = held.index_select(0, parts.joined_positions(x_BT.device).argsort())
-    return joined.index_select(1, place_T)
+    return joined.index_select(1, _places(parts, longest, x_BT.device))
+
+
+@lru_cache(maxsize=16)  # every layer asks for them
+def _places(parts: RowParts, length: int, device: torch.device) -> torch.Tensor:
+    """int64 [row_tokens]: where each token of a row stands when parts, each padded to `length`, are joined."""
+    held = [torch.arange(parts.tokens(rank)) + rank * length for rank in range(parts.ranks)]
+    order = parts.joined_positions(torch.device("cpu")).argsort()
+    return torch.cat(held).index_select(0, order).to(device)

@@ -32,6 +32,7 @@ class RingAttention(SpreadAttention):
         self, cu_seqlens: Sequence[int], rows: int, parts: RowParts, group: dist.ProcessGroup, device: torch.device
     ) -> None:
         super().__init__(cu_seqlens, rows, parts, group, device)
+        self.rows = rows
         own = list(segments(cu_seqlens, parts, self.rank))
         places = [range(segment.place, segment.place + len(segment.positions)) for segment in own]
         itself = grouped(zip(places, places, strict=True), is_causal=True, device=device)
@@ -52,21 +53,14 @@ class RingAttention(SpreadAttention):
     def attend(self, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor) -> torch.Tensor:
         return _Ring.apply(q_BTHD, k_BTKD, v_BTKD, self)
 
-    def pass_on(self, x: torch.Tensor, step: int, tokens_dim: int) -> _Arriving:
-        """Sends `x`, which belongs to the rank of `step`, to the next rank, and has that of step + 1 sent here."""
-        size, ranks = list(x.shape), self.parts.ranks
-        size[tokens_dim] = (
-            size[tokens_dim] // self.parts.tokens(self.source(step)) * self.parts.tokens(self.source(step + 1))
-        )
-        arriving = x.new_empty(size)
-        after, before = (dist.get_global_rank(self.group, (self.rank + way) % ranks) for way in (1, -1))
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, x, after, self.group),
-                dist.P2POp(dist.irecv, arriving, before, self.group),
-            ]
-        )
-        return _Arriving(arriving, works, x)
+    def pass_on(self, kv_2NKD: torch.Tensor, step: int) -> _Arriving:
+        """Sends what belongs to the rank of `step` to the next rank, and has that of the rank of `step` + 1 sent here."""
+        tokens = self.rows * self.parts.tokens(self.source(step + 1))
+        arriving = kv_2NKD.new_empty(2, tokens, *kv_2NKD.shape[2:])
+        after, before = (dist.get_global_rank(self.group, (self.rank + way) % self.parts.ranks) for way in (1, -1))
+        send = dist.P2POp(dist.isend, kv_2NKD, after, self.group)
+        receive = dist.P2POp(dist.irecv, arriving, before, self.group)
+        return _Arriving(arriving, dist.batch_isend_irecv([send, receive]), kv_2NKD)
 
 
 class _Arriving(NamedTuple):
@@ -112,7 +106,7 @@ class _Ring(torch.autograd.Function):
         wide = torch.promote_types(q.dtype, torch.float32)
         out, lse = q.new_zeros(q.shape, dtype=wide), q.new_full(q.shape[:2], -torch.inf, dtype=wide)
         for step, blocks in enumerate(ring.blocks):
-            arriving = ring.pass_on(kv, step, 1) if step + 1 < len(ring.blocks) else None
+            arriving = ring.pass_on(kv, step) if step + 1 < len(ring.blocks) else None
             for pairs in blocks:
                 rows = pairs.queries.flatten()
                 block_out, block_lse = attend_block(q[pairs.queries], *kv[:, pairs.keys], is_causal=pairs.is_causal)
@@ -132,7 +126,7 @@ class _Ring(torch.autograd.Function):
         grad_q = torch.zeros_like(q, dtype=wide)
         returning = None
         for step, blocks in enumerate(ring.blocks):
-            arriving = ring.pass_on(kv, step, 1) if step + 1 < len(ring.blocks) else None
+            arriving = ring.pass_on(kv, step) if step + 1 < len(ring.blocks) else None
             grad_kv = torch.zeros_like(kv, dtype=wide)
             for queries, keys, is_causal in blocks:
                 grads = attend_block_backward(
@@ -143,7 +137,7 @@ class _Ring(torch.autograd.Function):
                     part.index_add_(0, keys.flatten(), block_grad.flatten(0, 1))
             if returning is not None:
                 grad_kv += returning.wait()
-            returning = ring.pass_on(grad_kv, step, 1)
+            returning = ring.pass_on(grad_kv, step)
             kv = arriving.wait() if arriving is not None else kv
         assert returning is not None, "a ring has ranks"
         shape = (len(grad_BTHD), -1, *kv.shape[2:])
