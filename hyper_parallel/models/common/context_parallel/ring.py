@@ -54,7 +54,7 @@ class RingAttention(SpreadAttention):
         return _Ring.apply(q_BTHD, k_BTKD, v_BTKD, self)
 
     def pass_on(self, kv_2NKD: torch.Tensor, step: int) -> _Arriving:
-        """Sends what belongs to the rank of `step` to the next rank, and has that of the rank of `step` + 1 sent here."""
+        """Sends what is of the rank of `step` to the next rank, and has what is of that of `step` + 1 sent here."""
         tokens = self.rows * self.parts.tokens(self.source(step + 1))
         arriving = kv_2NKD.new_empty(2, tokens, *kv_2NKD.shape[2:])
         after, before = (dist.get_global_rank(self.group, (self.rank + way) % self.parts.ranks) for way in (1, -1))
