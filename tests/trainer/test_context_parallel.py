@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Metrics of every case and of its reference, each world started once."""
     folder = tmp_path_factory.mktemp("context_parallel")
     for world_size, cases in CASES.items():
-        run_world(world_size, run_cases, str(folder), world_size, STEPS, timeout=290)
+        run_world(world_size, run_cases, str(folder), world_size, STEPS, timeout=580)
         for case in cases.values():
             if not (single := reference_folder(folder, case)).exists():
                 train(case.reference.config(single, STEPS))
@@ -101,7 +101,7 @@ def reference_folder(folder: Path, case: SpreadCase) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize(("world_size", "name"), ALL)
 def test_follows_the_single_process(folder: Path, world_size: int, name: str) -> None:
     case = CASES[world_size][name]
