@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,8 @@ class BaseLoss(Configurable, ABC):
         """Base of every loss's Config."""
 
     ignore_index = IGNORE_INDEX
+    spreads_vocabulary: ClassVar[bool] = False
+    """Whether it also computes from a part of the vocabulary on each rank, told by `vocab_group`."""
 
     def __init__(
         self, config: Configurable.Config, *, vocab_size: int, vocab_group: dist.ProcessGroup | None = None
@@ -69,6 +71,8 @@ class BaseLoss(Configurable, ABC):
 
 class CrossEntropyLoss(BaseLoss):
     """Cross entropy of the whole logits at once, in float32 or wider."""
+
+    spreads_vocabulary = True
 
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
         logits_NV = _wide(lm_head(hidden_BTD).flatten(0, 1))
@@ -99,6 +103,8 @@ class ChunkedCELoss(BaseLoss):
     The gradients of hidden states and weight are computed with the loss, chunk by chunk, in the forward pass. They are
     those of CrossEntropyLoss; the weight's is summed over chunks in float32 or wider.
     """
+
+    spreads_vocabulary = True
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):
@@ -145,6 +151,8 @@ class ChunkedCELoss(BaseLoss):
 
 class AutoCELoss(BaseLoss):
     """Cross entropy by the implementation that fits the vocabulary; the number is the same."""
+
+    spreads_vocabulary = True
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):

@@ -57,3 +57,15 @@ def capability_faults(config: Any, degrees: Degrees) -> Iterator[Fault]:
         if reason := REFUSED.get(frozenset({first, second})):
             path, other = FEATURES[first].path, FEATURES[second].path
             yield Fault(path, f"{first} does not go with {second} ({other}): {reason}", "switch one of them off")
+
+
+def capability_table() -> str:
+    """The pairs as Markdown: `+` supported, `-` refused, with the reasons below."""
+    names = list(FEATURES)
+    lines = [f"| | {' | '.join(map(str, range(1, len(names))))} |", f"|---|{'---|' * (len(names) - 1)}"]
+    for i, name in enumerate(names):
+        cells = ["-" if frozenset({name, other}) in REFUSED else "+" for other in names[:i]]
+        cells += [""] * (len(names) - 1 - len(cells))
+        lines.append(f"| {i + 1} {name} (`{FEATURES[name].path}`) | {' | '.join(cells)} |")
+    reasons = (f"- {' and '.join(sorted(pair))}: {reason}." for pair, reason in REFUSED.items())
+    return "\n".join([*lines, "", "Refused:", "", *reasons])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hyper_parallel.protocols.mesh import MeshAxisName
@@ -69,14 +70,33 @@ def bind_boundary(
         module.forward = forward
 
 
-def leave_as_local(module: nn.Module) -> None:
-    """Makes `module` hand out whole local tensors, where its forward hands out DTensors."""
+def bind_root(module: nn.Module) -> None:
+    """Puts around the forward of the model what validate mode needs once: it tells of tensors of different layouts that
+    meet between modules, and hands out whole local tensors."""
     forward = module.forward
 
-    def leaving(*args: Any, **kwargs: Any) -> Any:
-        return tree_map(lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x, forward(*args, **kwargs))
+    def rooted(*args: Any, **kwargs: Any) -> Any:
+        with _EqualPlacements():
+            output = forward(*args, **kwargs)
+        return tree_map(lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x, output)
 
-    module.forward = leaving
+    module.forward = rooted
+
+
+class _EqualPlacements(TorchFunctionMode):
+    """Refuses an elementwise operation on two tensors of different layouts, which DTensor would repair in silence."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if len(args) == 2 and all(hasattr(x, "placements") for x in args) and args[0].shape == args[1].shape:
+            self._check(*args)
+        return func(*args, **(kwargs or {}))
+
+    def _check(self, first: Any, second: Any) -> None:
+        if first.placements != second.placements:
+            # In `stream + layer(stream)` the second is what a module has just made.
+            name, (declared,), (real,) = getattr(second, "made_by", "?"), second.placements, first.placements
+            (axis,) = second.device_mesh.mesh_dim_names
+            raise PlacementMismatchError(name, "what its output meets", axis, declared=declared, real=real)
 
 
 def placed(placements: NamedPlacement, axis: MeshAxisName) -> Placement:
@@ -154,7 +174,10 @@ def _validating(
 
     def move_out(tensor: torch.Tensor, i: int) -> torch.Tensor:
         out = checked(tensor, placed(plan.out_src[i], axis), f"output {i}")
-        return out if plan.out_dst is None else out.redistribute(mesh, [placed(plan.out_dst[i], axis)])
+        if plan.out_dst is not None:
+            out = out.redistribute(mesh, [placed(plan.out_dst[i], axis)])
+        out.made_by = name  # type: ignore[attr-defined] # for the message where it meets another
+        return out
 
     @functools.wraps(forward)  # the next axis asks for its arguments' names
     def bounded(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.config.configurable import Configurable, setting
-from hyper_parallel.protocols.boundary import Mode, bind_boundary, leave_as_local, read_states_locally, shard_states
+from hyper_parallel.protocols.boundary import Mode, bind_boundary, bind_root, read_states_locally, shard_states
 from hyper_parallel.protocols.initializer import Initializer
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.roles import Role
@@ -89,8 +90,8 @@ class Module(nn.Module, Configurable):
         contiguous, and so no placement of a DTensor.
 
         Raises:
-            TypeError: a parameter is in no plan, so its gradients would differ between ranks; or a plan names no
-                module or argument. All of them are named.
+            TypeError: a parameter is in no plan, so its gradients could differ between ranks; or a plan names a
+                module or an argument that is not there. All of them are named.
         """
         if parallel_dims.tp_mesh is None and parallel_dims.cp_mesh is None:
             return
@@ -105,7 +106,7 @@ class Module(nn.Module, Configurable):
         if parallel_dims.tp_mesh is not None:
             _parallelize_matrices(plans, parallel_dims.tp_mesh, mode)
             if mode == "validate":
-                leave_as_local(self)
+                bind_root(self)
 
 
 def _parallelize_matrices(
@@ -144,6 +145,13 @@ def _check_plan(plan: ShardingPlan, plans: list[tuple[str, nn.Module, ShardingCo
         for name, module, own in plans
         for leaf, _ in module.named_parameters(recurse=False)
         if own is None or leaf not in own.state_shardings
+    ]
+    faults += [
+        f"{name}.forward has no argument {argument!r}"
+        for name, module, own in plans
+        if own is not None
+        for argument in own.in_src
+        if argument not in inspect.signature(module.forward).parameters
     ]
     faults += [f"{pattern!r} names no module" for pattern in plan if not any(_matches(pattern, n) for n, _, _ in plans)]
     if faults:

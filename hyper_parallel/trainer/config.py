@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -141,10 +140,17 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
     if spec.model is None or spec.parallelize_fn is None:
         yield Fault("model_spec", f"{spec.name} lacks a model Config or a parallelize_fn", "give its ModelSpec both")
     else:
+        model = copy.deepcopy(spec.model)
         try:  # what only the model knows is asked of the model; the run makes a copy of its own later
-            copy.deepcopy(spec.model).update_from_config(config)
+            model.update_from_config(config)
         except ConfigError as error:
             yield from error.faults
+        else:
+            for axis, kind in (("cp", "context"), ("tp", "tensor")):
+                degree = getattr(config.parallelism, axis)
+                if degree > 1 and not model.sharding:
+                    fact = f"{degree}, but {spec.name} has no {kind}-parallel plan"
+                    yield Fault(f"parallelism.{axis}", fact, "set 1, or choose another model")
 
 
 def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:
@@ -152,11 +158,11 @@ def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:
         return
     loss: Any = config.loss
     makes = loss.callable if isinstance(loss, Target) else type(loss).owner
-    if "vocab_group" not in inspect.signature(makes).parameters:
+    if not getattr(makes, "spreads_vocabulary", False):
         yield Fault(
             "parallelism.loss_parallel",
-            f"True, but {makes.__qualname__} takes no vocab_group: it knows whole logits only",
-            "set False, or give a loss that computes on its part of the vocabulary",
+            f"True, but {makes.__qualname__} knows whole logits only (it has no spreads_vocabulary = True)",
+            "set False, or give a loss that computes from this rank's part of the vocabulary",
         )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
-from hyper_parallel.distributed.capabilities import FEATURES, REFUSED, capability_faults, features_of
+from hyper_parallel.distributed.capabilities import FEATURES, REFUSED, capability_faults, capability_table, features_of
 from hyper_parallel.distributed.topology import resolve_degrees
 from tests.trainer import test_context_parallel, test_tensor_parallel
 from tests.trainer.runs import tiny_config, with_parallelism
@@ -29,6 +30,11 @@ def test_every_pair_is_refused_or_compared() -> None:
     assert not REFUSED.keys() - every
     assert sorted(map(sorted, every - REFUSED.keys() - compared)) == []
     assert sorted(map(sorted, compared & REFUSED.keys())) == []
+
+
+def test_the_table_in_the_documents_is_current() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text()
+    assert f"-->\n{capability_table()}\n<!-- end of capabilities -->" in document
 
 
 def test_a_refused_pair_is_told_with_both_fields_and_the_reason() -> None:

@@ -268,6 +268,19 @@ def forward(case: Case, change: Callable[[ShardingPlan], None], folder: str) -> 
         return f"{error.module} {error.axis}: {error}"
 
 
+def refused(folder: str) -> str:
+    """Why a plan with holes is refused."""
+    config = SPLIT.config(folder, 1)
+    model_config = phases.prepare_model_config(config)
+    plan = model_config.sharding
+    plan["layers.*.nothing"] = plan.pop("norm")
+    plan["loss_output"] = replace(plan["loss_output"], in_src={"hidden": whole()})
+    model = phases.construct_model(config, model_config)
+    with pytest.raises(TypeError) as error:
+        model.parallelize(phases.set_up_process(config), "production")
+    return str(error.value)
+
+
 def plant(module: str, **changes: Any) -> Callable[[ShardingPlan], None]:
     def change(plan: ShardingPlan) -> None:
         plan[module] = replace(plan[module], **changes)
@@ -285,26 +298,35 @@ def forwards(folder: str) -> list[str | torch.Tensor]:
         forward(checked, plant("embed_tokens", out_dst=(whole(),)), folder),
         forward(checked, plant("layers.*.self_attn.o_proj", out_src=(split(FEATURE),)), folder),
         forward(checked, plant("norm", out_dst=(split(FEATURE),)), folder),
+        refused(folder),
     ]
 
 
 def test_a_wrong_plan_is_found_and_a_right_one_gives_whole_logits(tmp_path: Path) -> None:
-    production, validated, *errors = run_world(2, forwards, str(tmp_path), timeout=200)[1]
+    production, validated, *errors, refusal = run_world(2, forwards, str(tmp_path), timeout=200)[1]
     with Case().config(tmp_path, 1).build() as trainer:
         logits = trainer.model_parts[0](torch.arange(64).view(2, 32)).logits.detach()
     for split_logits in (production, validated):
         torch.testing.assert_close(split_logits, logits, rtol=0, atol=1e-13)
-    assert errors[0].startswith(
-        "layers.0.post_attention_layernorm tp: plan of module 'layers.0.post_attention_layernorm': argument x is "
-        "declared Replicate() on mesh axis 'tp', but it is Shard(dim=1); correct"
+    assert errors[0] == (
+        "layers.0.self_attn tp: plan of module 'layers.0.self_attn': what its output meets is declared Shard(dim=1) "
+        "on mesh axis 'tp', but it is Replicate(); correct this module's entry in the sharding plan, or the out_dst of "
+        "the module before it"
     )
-    where = [error.partition(": plan")[0] for error in errors[1:]]
-    assert where == [
-        "layers.0.post_attention_layernorm tp",
+    assert errors[2].startswith(
+        "layers.0.input_layernorm tp: plan of module 'layers.0.input_layernorm': argument x is declared Shard(dim=1) "
+        "on mesh axis 'tp', but it is Replicate(); correct"
+    )
+    assert [error.partition(": plan")[0] for error in errors[1:]] == [
+        "layers.0.self_attn tp",
         "layers.0.input_layernorm tp",
         "layers.0.self_attn.o_proj tp",
         "logits_output tp",
     ]
+    assert refusal == (
+        "sharding plan: parameter norm.weight is in no plan; loss_output.forward has no argument 'hidden'; "
+        "'layers.*.nothing' names no module"
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,6 +339,8 @@ def test_a_wrong_plan_is_found_and_a_right_one_gives_whole_logits(tmp_path: Path
             ["heads 6", "value_heads 3", "moe_intermediate_size 18", "intermediate_size 50"],
         ),
         ({"vocab_size": 4097}, {"tp": 2}, 32, ["vocab_size 4097"]),
+        ({"vocab_size": 4097, "tie_word_embeddings": True}, {"tp": 2}, 32, []),
+        ({"vocab_size": 4097, "tie_word_embeddings": True}, {"tp": 2, "loss_parallel": True}, 32, ["size 4097"]),
         ({}, {"tp": 2, "sequence_parallel": True}, 33, ["33 is not a multiple of parallelism.tp 2"]),
     ],
 )
@@ -336,6 +360,12 @@ def test_what_needs_ranks_is_refused_without_them(tmp_path: Path) -> None:
     assert sorted(fault.path for fault in config.parallelism.faults()) == ["loss_parallel", "mode", "sequence_parallel"]
 
 
+def test_a_family_without_a_plan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Case(TP).config(tmp_path, 1)
+    monkeypatch.setattr(type(config.model_spec.model), "set_sharding_config", lambda model, parallelism: None)
+    assert "parallelism.tp: 2, but qwen3_moe has no tensor-parallel plan" in str(next(config.cross_faults(2)))
+
+
 def whole_logits_only(vocab_size: int) -> Any:
     """A loss that does not know of parts of the vocabulary."""
     raise AssertionError("refused before it is built")
@@ -347,7 +377,7 @@ def test_a_loss_that_wants_whole_logits_is_refused(tmp_path: Path) -> None:
     (fault,) = config.cross_faults(2)
     assert (fault.path, fault.fact) == (
         "parallelism.loss_parallel",
-        "True, but whole_logits_only takes no vocab_group: it knows whole logits only",
+        "True, but whole_logits_only knows whole logits only (it has no spreads_vocabulary = True)",
     )
 
 

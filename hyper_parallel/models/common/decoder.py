@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_least
 from hyper_parallel.models.common.attention import Attention
 from hyper_parallel.models.common.documents import DocumentGroups, WholeRows
@@ -151,7 +151,7 @@ class Decoder(BaseModel):
             parallelism = trainer_config.parallelism
             if parallelism.tp > 1 or parallelism.cp > 1:
                 self.set_sharding_config(parallelism)
-            if parallelism.cp > 1:
+            if parallelism.cp > 1 and self.sharding:
                 from hyper_parallel.models.common.context_parallel.plan import with_context_parallel
 
                 self.sharding = with_context_parallel(self.sharding, parallelism)
@@ -180,14 +180,8 @@ class Decoder(BaseModel):
                 yield from context_parallel_faults(self.num_attention_heads, parallelism, rows)
 
         def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
-            """Fills in `sharding`, the family's tensor-parallel plan, to which context parallelism adds.
-
-            Raises:
-                ConfigError: the family has none.
-            """
-            name = "tp" if parallelism.tp > 1 else "cp"
-            fact = f"{getattr(parallelism, name)}, but this family has no sharding plan"
-            raise ConfigError.one(f"parallelism.{name}", fact, "set it to 1")
+            """Fills in `sharding`, the tensor-parallel plan of the family, to which context parallelism adds. A family
+            without a plan leaves it empty."""
 
         def block(self, layer: int) -> Block.Config:
             """Config of block `layer`, counted from 0."""

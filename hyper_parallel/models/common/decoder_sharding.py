@@ -178,11 +178,9 @@ def vocabulary_plan(config: Decoder.Config, parallelism: ParallelismConfig) -> S
 def divisibility_faults(config: Decoder.Config, parallelism: ParallelismConfig, seq_len: int) -> Iterator[Fault]:
     """Faults of sizes that do not divide by the tensor-parallel degree."""
     tp = parallelism.tp
-    sizes = {
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.kv_heads,
-        "vocab_size": config.vocab_size,
-    }
+    sizes = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.kv_heads}
+    if parallelism.loss_parallel or not config.tie_word_embeddings:
+        sizes["vocab_size"] = config.vocab_size
     for layer in range(config.num_hidden_layers):
         mlp = config.mlp(layer)
         sizes["moe_intermediate_size" if isinstance(mlp, MoE.Config) else "intermediate_size"] = mlp.intermediate_size
