@@ -52,6 +52,7 @@ class Validator(Configurable):
         loss: BaseLoss,
         get_batch: Callable[[dict[str, Any]], dict[str, Any]],
         loader_arguments: dict[str, Any],
+        dp_group: dist.ProcessGroup | None,
         loss_group: dist.ProcessGroup | None,
         training_steps: int,
     ) -> None:
@@ -60,13 +61,14 @@ class Validator(Configurable):
         Args:
             get_batch: the trainer's hook, from a micro-batch to the arguments of the model's forward.
             loader_arguments: runtime arguments of the training dataloader; the held-out one gets the same.
-            loss_group: the ranks that hold different rows; None for one process.
+            dp_group: the ranks that read different rows; None for one process.
+            loss_group: the ranks that hold different tokens of them.
         """
         self._config = config
         self._model_parts = model_parts
         self._loss = loss
         self._get_batch = get_batch
-        self._loss_group = loss_group
+        self._dp_group, self._loss_group = dp_group, loss_group
         self._training_steps = training_steps
         self._dataloader = config.dataloader.build(**loader_arguments) if config.enable else None
         self._start = self._dataloader.state_dict() if self._dataloader is not None else None
@@ -107,7 +109,7 @@ class Validator(Configurable):
                 module.training = training
             platform.set_rng_state(rng_state)
         loss = float(all_reduce_sum(loss_sum, self._loss_group))
-        tokens = int(all_reduce_sum(torch.tensor(valid_tokens, device=device), self._loss_group))
+        tokens = int(all_reduce_sum(torch.tensor(valid_tokens, device=device), self._dp_group))
         if tokens == 0:
             raise RunError("validator: no token of the held-out rows is to be predicted; give other data")
         return loss / tokens

@@ -99,7 +99,11 @@ class ParallelismConfig(ConfigNode):
     """How a tensor-parallel plan is run. production: on local tensors, with the declared communication alone. validate:
     on DTensors, each boundary compared with what is declared; slow, and the same loss."""
     cp: int = setting(1, aliases=("context_parallel_degree", "accelerator.cp_size"))
-    """Context-parallel degree."""
+    """Context-parallel degree: ranks that hold different parts of the same rows, two chunks of every row each."""
+    cp_method: Literal["ring", "ulysses", "allgather"] = "ring"
+    """How attention sees the other ranks' tokens. ring: keys and values go round, the least memory. ulysses: all-to-all
+    from tokens to heads and back, the least moved; heads must divide by cp x tp. allgather: all keys and values on each
+    rank, the fewest collectives."""
     pp: int = setting(1, aliases=("pipeline_parallel_degree", "accelerator.pp_size"))
     """Pipeline-parallel degree."""
     ep: int = setting(1, aliases=("expert_parallel_degree", "accelerator.ep_size"))
@@ -117,10 +121,12 @@ class ParallelismConfig(ConfigNode):
         yield from at_least(self, 1, "dp_replicate", "tp", "cp", "pp", "ep")
         if self.dp_shard != -1 and self.dp_shard < 1:
             yield Fault("dp_shard", f"{self.dp_shard} is neither -1 nor above 0", "give -1 for all ranks that are left")
-        for name in ("cp", "pp", "ep"):
+        for name in ("pp", "ep"):
             degree = getattr(self, name)
             if degree > 1:
-                yield Fault(name, f"{degree} is not supported yet", "set 1; use dp_replicate, dp_shard and tp")
+                yield Fault(name, f"{degree} is not supported yet", "set 1; use dp_replicate, dp_shard, cp and tp")
+        if self.cp_method != "ring" and self.cp == 1:
+            yield Fault("cp_method", f"{self.cp_method}, but cp is 1: rows are whole", "set cp above 1 or ring")
         for name in ("sequence_parallel", "loss_parallel"):
             if getattr(self, name) and self.tp == 1:
                 yield Fault(name, "True, but tp is 1: there are no ranks to spread over", "set False, or tp above 1")

@@ -25,6 +25,7 @@ FEATURES: dict[str, Feature] = {
     "replicas": Feature("parallelism.dp_replicate", lambda c, d: d.dp_replicate > 1),
     "sharding": Feature("parallelism.dp_shard", lambda c, d: d.dp_shard > 1),
     "CPU offload": Feature("parallelism.cpu_offload", lambda c, d: c.parallelism.cpu_offload),
+    "context parallel": Feature("parallelism.cp", lambda c, d: d.cp > 1),
     "tensor parallel": Feature("parallelism.tp", lambda c, d: d.tp > 1),
     "sequence parallel": Feature("parallelism.sequence_parallel", lambda c, d: c.parallelism.sequence_parallel),
     "loss parallel": Feature("parallelism.loss_parallel", lambda c, d: c.parallelism.loss_parallel),

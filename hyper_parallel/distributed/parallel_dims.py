@@ -26,9 +26,14 @@ class ParallelDims:
     """Copies of the model."""
     dp_shard: int
     """Ranks that share one copy."""
+    cp: int = 1
+    """Ranks that hold different parts of the same rows."""
     tp: int = 1
     """Ranks that hold different parts of the same matrices."""
     _mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+    _fsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+    _cp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+    _dp_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False)
     _loss_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -43,7 +48,7 @@ class ParallelDims:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.dp_size * self.tp
+        return self.dp_size * self.cp * self.tp
 
     def build_mesh(self, device_type: str) -> None:
         """Makes the device mesh over the ranks of the process group. Without a process group there is none to make.
@@ -61,18 +66,22 @@ class ParallelDims:
             return
         from torch.distributed.device_mesh import init_device_mesh
 
-        axes = {MeshAxisName.DP_SHARD: self.dp_shard}
+        axes: dict[str, int] = {}
         if self.dp_replicate > 1:
-            axes = {MeshAxisName.DP_REPLICATE: self.dp_replicate, **axes}
+            axes[MeshAxisName.DP_REPLICATE] = self.dp_replicate
+        axes[MeshAxisName.DP_SHARD if self.cp == 1 else MeshAxisName.FSDP] = self.dp_shard * self.cp
+        fsdp_axes = tuple(map(str, axes))
         if self.tp > 1:
             axes[MeshAxisName.TP] = self.tp  # innermost: neighbours talk most
-        self._mesh = init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(map(str, axes)))
-        if self.tp == 1:
-            self._loss_group = dist.group.WORLD
-        else:
-            dp_mesh = self.fsdp_mesh
-            assert dp_mesh is not None
-            self._loss_group = (dp_mesh if dp_mesh.ndim == 1 else dp_mesh._flatten("dp")).get_group()
+        mesh = init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(map(str, axes)))
+        self._mesh = mesh
+        self._fsdp_mesh = mesh if self.tp == 1 else mesh[fsdp_axes]
+        self._loss_group = self._dp_group = _group_over(mesh, fsdp_axes, "loss")
+        if self.cp > 1:
+            parts = (str(MeshAxisName.DP_SHARD), str(MeshAxisName.CP))
+            by_parts = mesh._unflatten(str(MeshAxisName.FSDP), (self.dp_shard, self.cp), parts)
+            self._cp_mesh = by_parts[parts[1]]
+            self._dp_group = _group_over(by_parts, (*fsdp_axes[:-1], parts[0]), "dp")
 
     @property
     def dp_enabled(self) -> bool:
@@ -87,17 +96,24 @@ class ParallelDims:
     @property
     def dp_rank(self) -> int:
         """This rank's place among those that read different rows."""
+        return self.token_rank // self.cp
+
+    @property
+    def token_rank(self) -> int:
+        """This rank's place among those that hold different tokens."""
         if self._mesh is None:
             return 0
         return self._mesh.get_rank() // self.tp  # tp is the innermost axis
 
     @property
     def fsdp_mesh(self) -> DeviceMesh | None:
-        """The mesh of `fully_shard`: (dp_shard), or (dp_replicate, dp_shard) where there are several copies."""
-        if self._mesh is None or self.tp == 1:
-            return self._mesh
-        assert self._mesh.mesh_dim_names is not None
-        return self._mesh[self._mesh.mesh_dim_names[:-1]]
+        """The mesh of `fully_shard`: dp_shard and cp as one axis, behind dp_replicate if there are several copies."""
+        return self._fsdp_mesh
+
+    @property
+    def cp_mesh(self) -> DeviceMesh | None:
+        """The mesh of the ranks that share rows; None where each has whole ones."""
+        return self._cp_mesh
 
     @property
     def tp_mesh(self) -> DeviceMesh | None:
@@ -110,6 +126,18 @@ class ParallelDims:
         return None if self.tp_mesh is None else self.tp_mesh.get_group()
 
     @property
+    def dp_group(self) -> dist.ProcessGroup | None:
+        """The ranks that read different rows, over which tokens are counted."""
+        return self._dp_group
+
+    @property
     def loss_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold different tokens, over which losses and token counts are summed."""
+        """The ranks that hold different tokens, over which losses are summed."""
         return self._loss_group
+
+
+def _group_over(mesh: DeviceMesh, axes: tuple[str, ...], name: str) -> dist.ProcessGroup:
+    """The group of this rank over several axes of the mesh, which are called `name` as one."""
+    if axes == mesh.mesh_dim_names:
+        return dist.group.WORLD
+    return mesh[axes[0]].get_group() if len(axes) == 1 else mesh[axes]._flatten(name).get_group()

@@ -13,6 +13,7 @@ class Degrees(NamedTuple):
 
     dp_replicate: int
     dp_shard: int
+    cp: int = 1
     tp: int = 1
 
 
@@ -22,22 +23,32 @@ def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
     Raises:
         ConfigError: the degrees do not multiply to `world_size`. The fault names every factor.
     """
-    dp_replicate, dp_shard, tp = parallelism.dp_replicate, parallelism.dp_shard, parallelism.tp
-    factors = f"dp_replicate {dp_replicate} x tp {tp} = {dp_replicate * tp}" if tp > 1 else str(dp_replicate)
+    dp_replicate, dp_shard, cp, tp = parallelism.dp_replicate, parallelism.dp_shard, parallelism.cp, parallelism.tp
+    model_ranks = cp * tp
+    beside = {name: degree for name, degree in (("cp", cp), ("tp", tp)) if degree > 1}
     if dp_shard == -1:
-        if world_size % (dp_replicate * tp):
+        given = dp_replicate * model_ranks
+        if world_size % given:
+            fields = [*beside, "dp_replicate"]
+            product = _product({"dp_replicate": dp_replicate} | beside)
             raise ConfigError.one(
-                "parallelism.tp" if world_size % tp else "parallelism.dp_replicate",
-                f"{factors} does not divide the world size {world_size}",
-                f"set divisors of {world_size}, or start a multiple of {dp_replicate * tp} ranks",
+                f"parallelism.{next((f for f in fields if world_size % getattr(parallelism, f)), fields[0])}",
+                f"{product} = {given} does not divide the world size {world_size}"
+                if beside
+                else f"{dp_replicate} does not divide the world size {world_size}",
+                f"set divisors of {world_size}, or start a multiple of {given} ranks",
             )
-        return Degrees(dp_replicate, world_size // (dp_replicate * tp), tp)
-    ranks = dp_replicate * dp_shard * tp
+        return Degrees(dp_replicate, world_size // given, cp, tp)
+    ranks = dp_replicate * dp_shard * model_ranks
     if ranks != world_size:
-        product = f"dp_replicate {dp_replicate} x dp_shard {dp_shard}" + (f" x tp {tp}" if tp > 1 else "")
+        product = _product({"dp_replicate": dp_replicate, "dp_shard": dp_shard} | beside)
         raise ConfigError.one(
             "parallelism.dp_shard",
             f"{product} = {ranks} ranks, but the world size is {world_size}",
             f"start {ranks} ranks (torchrun --nproc_per_node={ranks}), or set dp_shard -1 to take what is left",
         )
-    return Degrees(dp_replicate, dp_shard, tp)
+    return Degrees(dp_replicate, dp_shard, cp, tp)
+
+
+def _product(degrees: dict[str, int]) -> str:
+    return " x ".join(f"{name} {degree}" for name, degree in degrees.items())

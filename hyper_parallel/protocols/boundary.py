@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,7 +46,7 @@ def bind_boundary(
     module: nn.Module, name: str, plan: ShardingConfig, axis: MeshAxisName, mesh: DeviceMesh, mode: Mode
 ) -> None:
     """Puts the moves of the plan around the forward of `module`, whose name in the model is `name`, in place."""
-    forward = _local_forward(module, plan, mesh.get_group())
+    forward = _local_forward(module, plan, axis, mesh)
     if mode == "validate":
         module.forward = _validating(forward, name, plan, axis, mesh)
         return
@@ -112,10 +113,10 @@ def _grad_behind(src: Placement) -> Placement:
     return Replicate() if src.is_partial() else src
 
 
-def _local_forward(module: nn.Module, plan: ShardingConfig, group: Any) -> Callable[..., Any]:
-    if plan.local_map is None or plan.local_map.forward is None:
+def _local_forward(module: nn.Module, plan: ShardingConfig, axis: MeshAxisName, mesh: DeviceMesh) -> Callable[..., Any]:
+    if plan.local_map is None or plan.local_map.forward is None or plan.local_map.axis != axis:
         return module.forward
-    replaced = plan.local_map.forward
+    replaced, group = plan.local_map.forward, mesh.get_group()
 
     def forward(*args: Any) -> Any:
         return replaced(module, group, *args)
@@ -129,6 +130,7 @@ def _moving(forward: Callable[..., Any], ins: dict[str, Move], outs: list[Move],
     group = mesh.get_group()
     positions = _positions(forward)
 
+    @functools.wraps(forward)  # the next axis asks for its arguments' names
     def bounded(*args: Any, **kwargs: Any) -> Any:
         def move_in(tensor: torch.Tensor, argument: str) -> torch.Tensor:
             return redistribute(tensor, ins[argument], group)
@@ -177,6 +179,7 @@ def _validating(
         out.made_by = name  # type: ignore[attr-defined] # for the message where it meets another
         return out
 
+    @functools.wraps(forward)  # the next axis asks for its arguments' names
     def bounded(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _changed(args, kwargs, positions, plan.in_src, move_in)
         return _changed_outputs(forward(*args, **kwargs), len(plan.out_src), move_out)

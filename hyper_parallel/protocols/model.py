@@ -18,7 +18,8 @@ LossFn = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
 
 
 class ModelOutput(NamedTuple):
-    """What one forward pass gives."""
+    """What one forward pass gives. Where ranks share rows, logits are of the whole rows, and the rest is the summand of
+    this rank's tokens."""
 
     logits: torch.Tensor | None = None
     """[B, T, V] when no `loss_fn` was given."""

@@ -18,6 +18,8 @@ from hyper_parallel.protocols.roles import Role
 from hyper_parallel.protocols.sharding import Placement, ShardingConfig, ShardingPlan
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from hyper_parallel.distributed.parallel_dims import ParallelDims
 
 
@@ -80,36 +82,49 @@ class Module(nn.Module, Configurable):
             )
 
     def parallelize(self, parallel_dims: ParallelDims, mode: Mode) -> None:
-        """Applies the plan in `config.sharding` over the tensor-parallel axis, in place. Without one it does nothing.
+        """Applies the plan in `config.sharding` over the tensor- and context-parallel axes that the run has, in place.
 
         production: below here every tensor is local, and only what the plan declares is communicated. validate:
-        DTensors propagate and each boundary is compared with the plan, except below a module with a `local_map`.
+        DTensors propagate over the tensor-parallel axis and each boundary is compared with the plan, except below a
+        module with a `local_map`. Over the context-parallel axis tensors are local in both: parts of rows are not
+        contiguous, and so no placement of a DTensor.
 
         Raises:
             TypeError: a parameter is in no plan, so its gradients could differ between ranks; or a plan names a
                 module or an argument that is not there. All of them are named.
         """
-        axis, mesh = MeshAxisName.TP, parallel_dims.tp_mesh
-        if mesh is None:
+        if parallel_dims.tp_mesh is None and parallel_dims.cp_mesh is None:
             return
         assert isinstance(self.config, Module.Config)
         plan = self.config.sharding
         plans = [(name, module, _plan_of(name, plan)) for name, module in self.named_modules()]
         _check_plan(plan, plans)
-        local_roots: list[str] = []
-        for name, module, own in plans:
-            if own is None:
-                continue
-            assert isinstance(module, Module)
-            shard_states(module, own, axis, mesh)
-            is_below_local = any(name.startswith(f"{root}.") for root in local_roots)
-            if own.local_map is not None:
-                local_roots.append(name)
-            if mode == "production" or own.local_map is not None or is_below_local:
-                read_states_locally(module, own, axis)
-            bind_boundary(module, name, own, axis, mesh, "production" if is_below_local else mode)
-        if mode == "validate":
-            bind_root(self)
+        if parallel_dims.cp_mesh is not None:
+            for name, module, own in plans:
+                if own is not None:
+                    bind_boundary(module, name, own, MeshAxisName.CP, parallel_dims.cp_mesh, "production")
+        if parallel_dims.tp_mesh is not None:
+            _parallelize_matrices(plans, parallel_dims.tp_mesh, mode)
+            if mode == "validate":
+                bind_root(self)
+
+
+def _parallelize_matrices(
+    plans: list[tuple[str, nn.Module, ShardingConfig | None]], mesh: DeviceMesh, mode: Mode
+) -> None:
+    axis = MeshAxisName.TP
+    local_roots: list[str] = []
+    for name, module, own in plans:
+        if own is None:
+            continue
+        assert isinstance(module, Module)
+        shard_states(module, own, axis, mesh)
+        is_below_local = any(name.startswith(f"{root}.") for root in local_roots)
+        if own.local_map is not None:
+            local_roots.append(name)
+        if mode == "production" or own.local_map is not None or is_below_local:
+            read_states_locally(module, own, axis)
+        bind_boundary(module, name, own, axis, mesh, "production" if is_below_local else mode)
 
 
 def _plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:

@@ -22,7 +22,9 @@ class LocalMap:
 
     forward: Callable[..., Any] | None = None
     """`(module, group, *args of forward)` for a computation that is not the module's own on smaller tensors; `group`
-    is that of the axis. None: the module's own forward."""
+    is that of `axis`. None: the module's own forward."""
+    axis: MeshAxisName = MeshAxisName.TP
+    """The axis over whose ranks `forward` computes. Where a run has none of it, the module's own forward runs."""
 
 
 @dataclass(kw_only=True, slots=True)

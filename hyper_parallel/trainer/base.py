@@ -123,9 +123,9 @@ class BaseTrainer:
         data_seconds = time.perf_counter() - start
         lr = self.optimizers.lr
 
-        group, device = self.parallel_dims.loss_group, get_platform().device()
+        dims, device = self.parallel_dims, get_platform().device()
         scales, valid_tokens = loss_scales(
-            [m["labels"] for m in micro_batches], self.config.training.loss_aggregation, group, device
+            [m["labels"] for m in micro_batches], self.config.training.loss_aggregation, dims.dp_group, device
         )
         totals = StepTotals()
         for index, (micro_batch, scale) in enumerate(zip(micro_batches, scales, strict=True)):
@@ -138,7 +138,7 @@ class BaseTrainer:
         grad_norm = self.clip_grad_fn(
             [p for part in self.model_parts for p in part.parameters()], self.config.training.max_grad_norm
         )
-        loss, aux_loss, norm = totals.reduce(group, grad_norm)
+        loss, aux_loss, norm = totals.reduce(dims.loss_group, grad_norm)
         state.grad_norm = norm
         self.dispatch("on_pre_optimizer_step")
         check_step(state.global_step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)
@@ -146,7 +146,7 @@ class BaseTrainer:
         self.optimizers.zero_grad()
         self.lr_schedulers.step()
 
-        tokens = self.parallel_dims.dp_size * sum(m["input_ids"].numel() for m in micro_batches)
+        tokens = dims.dp_size * sum(m["input_ids"].numel() for m in micro_batches)
         state.tokens += tokens
         seconds = time.perf_counter() - start
         return StepMetrics(

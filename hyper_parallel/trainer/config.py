@@ -85,7 +85,7 @@ class TrainerConfig(Configurable.Config):
     profiler: Buildable[Profiler] = slot(Profiler.Config, runtime="dump_folder")
     """Traces of a window of steps."""
     validator: Buildable[Validator] = slot(
-        Validator.Config, runtime="model_parts loss get_batch loader_arguments loss_group training_steps"
+        Validator.Config, runtime="model_parts loss get_batch loader_arguments dp_group loss_group training_steps"
     )
     """Loss on held-out data."""
     callbacks: tuple[Buildable[Callback], ...] = slot(tuple, runtime="trainer")
@@ -114,7 +114,7 @@ class TrainerConfig(Configurable.Config):
         yield from _loss_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
-        if min(p.dp_replicate, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
+        if min(p.dp_replicate, p.cp, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
                 degrees = resolve_degrees(self.parallelism, world_size)
             except ConfigError as error:
@@ -156,9 +156,11 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         except ConfigError as error:
             yield from error.faults
         else:
-            if config.parallelism.tp > 1 and not model.sharding:
-                fact = f"{config.parallelism.tp}, but {spec.name} has no tensor-parallel plan"
-                yield Fault("parallelism.tp", fact, "set 1, or choose another model")
+            for axis, kind in (("cp", "context"), ("tp", "tensor")):
+                degree = getattr(config.parallelism, axis)
+                if degree > 1 and not model.sharding:
+                    fact = f"{degree}, but {spec.name} has no {kind}-parallel plan"
+                    yield Fault(f"parallelism.{axis}", fact, "set 1, or choose another model")
 
 
 def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:

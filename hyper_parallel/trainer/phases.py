@@ -87,14 +87,15 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     parallel_dims = ParallelDims.from_config(config.parallelism, world_size)
     parallel_dims.build_mesh(platform.device_type)
     # Weights and data order have generators of their own; this one is for what draws while training, such as dropout,
-    # which must differ between ranks that hold different rows.
-    platform.seed_all(training.seed + parallel_dims.dp_rank)
+    # which must differ between ranks that hold different tokens.
+    platform.seed_all(training.seed + parallel_dims.token_rank)
     logger.info(
-        "device %s, %d rank(s): dp_replicate %d x dp_shard %d%s",
+        "device %s, %d rank(s): dp_replicate %d x dp_shard %d%s%s",
         platform.name,
         world_size,
         parallel_dims.dp_replicate,
         parallel_dims.dp_shard,
+        f" x cp {parallel_dims.cp} ({config.parallelism.cp_method})" if parallel_dims.cp > 1 else "",
         f" x tp {parallel_dims.tp}" if parallel_dims.tp > 1 else "",
     )
     return parallel_dims
@@ -315,6 +316,7 @@ def build_validator(
         loss=loss,
         get_batch=get_batch,
         loader_arguments=loader_arguments(config, parallel_dims, tokenizer),
+        dp_group=parallel_dims.dp_group,
         loss_group=parallel_dims.loss_group,
         training_steps=training_steps,
     )

@@ -31,7 +31,7 @@ def loss_scales(
 
     Args:
         labels: labels of each micro-batch of this rank's step, on the host.
-        group: the ranks that hold different tokens of the step; None for one process.
+        group: the ranks that read different rows of the step; None for one process.
 
     Returns:
         scales [micro-batches] in float64 where the device has it, else float32; and N, an int64 scalar.

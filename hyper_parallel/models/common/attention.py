@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +19,9 @@ from hyper_parallel.protocols.module import Module
 # where the scores begin to weigh in memory. In float32 it is the faster one throughout.
 _NARROW = (torch.bfloat16, torch.float16)
 _DIRECT_TOKENS = 512
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From rotated queries [B, T, H, D], rotated keys and values [B, T, K, D] to [B, T, H, D]."""
 
 
 class Attention(Module):
@@ -74,7 +78,7 @@ class Attention(Module):
 class HeadAttention(Module):
     """What attention does on each head by itself, whichever of the heads are given: rotation and the softmax."""
 
-    eager_methods = ("attend_packed",)  # every packing has its own shapes, and each would be compiled anew
+    eager_methods = ("attend_eagerly",)  # every packing has its own shapes, and each would be compiled anew
 
     def forward(
         self,
@@ -85,24 +89,35 @@ class HeadAttention(Module):
         documents: DocumentGroups,
     ) -> torch.Tensor:
         """[B, T, H, D]"""
-        attend = causal_attention if documents.gather is None else partial(self.attend_packed, documents=documents)
-        return attend(apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope), v_BTKD)
+        q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
+        if documents.gather is None:
+            return causal_attention(q_BTHD, k_BTKD, v_BTKD)
+        return self.attend_eagerly(partial(document_attention, documents=documents), q_BTHD, k_BTKD, v_BTKD)
 
-    def attend_packed(
-        self, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
+    def attend_eagerly(
+        self, attend: Attend, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor
     ) -> torch.Tensor:
-        """Causal attention of each document on itself, [B, T, H, D].
+        """``attend(q, k, v)``, outside of compiled graphs."""
+        return attend(q_BTHD, k_BTKD, v_BTKD)
 
-        One call per group of documents instead of a dense mask: work is the sum of squared document lengths, not the
-        square of the row.
-        """
-        sizes = [count * length for count, length in documents.shapes]
-        q, k, v = (x.flatten(0, 1).index_select(0, documents.gather).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD))
-        outputs = [
-            causal_attention(*(x.unflatten(0, shape) for x in group)).flatten(0, 1)
-            for shape, *group in zip(documents.shapes, q, k, v, strict=True)
-        ]
-        return torch.cat(outputs).index_select(0, documents.scatter).view(q_BTHD.shape)
+
+def document_attention(
+    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
+) -> torch.Tensor:
+    """Causal attention of each document on itself, [B, T, H, D].
+
+    One call per group of documents instead of a dense mask: work is the sum of squared document lengths, not the
+    square of the row.
+    """
+    if documents.gather is None:
+        return causal_attention(q_BTHD, k_BTKD, v_BTKD)
+    sizes = [count * length for count, length in documents.shapes]
+    q, k, v = (x.flatten(0, 1).index_select(0, documents.gather).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD))
+    outputs = [
+        causal_attention(*(x.unflatten(0, shape) for x in group)).flatten(0, 1)
+        for shape, *group in zip(documents.shapes, q, k, v, strict=True)
+    ]
+    return torch.cat(outputs).index_select(0, documents.scatter).view(q_BTHD.shape)
 
 
 def causal_attention(q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor) -> torch.Tensor:

@@ -12,11 +12,11 @@ from torch import nn
 from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_least
 from hyper_parallel.models.common.attention import Attention
-from hyper_parallel.models.common.documents import DocumentGroups, document_groups, document_positions
+from hyper_parallel.models.common.documents import DocumentGroups, WholeRows
 from hyper_parallel.models.common.embedding import Embedding, TiedHead
 from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.linear import Linear
-from hyper_parallel.models.common.moe import MoE, RouterStats, load_balancing_loss
+from hyper_parallel.models.common.moe import LoadBalancing, MoE, RouterStats
 from hyper_parallel.models.common.norm import Float64Rounding, RMSNorm
 from hyper_parallel.models.common.rope import RopeParameters, RopeTables, rope_tables
 from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
@@ -148,8 +148,13 @@ class Decoder(BaseModel):
 
         def update_from_config(self, trainer_config: Any) -> None:
             raise_faults(self._run_faults(trainer_config))
-            if trainer_config.parallelism.tp > 1:
-                self.set_sharding_config(trainer_config.parallelism)
+            parallelism = trainer_config.parallelism
+            if parallelism.tp > 1 or parallelism.cp > 1:
+                self.set_sharding_config(parallelism)
+            if parallelism.cp > 1 and self.sharding:
+                from hyper_parallel.models.common.context_parallel.plan import with_context_parallel
+
+                self.sharding = with_context_parallel(self.sharding, parallelism)
 
         def _run_faults(self, trainer_config: Any) -> Iterator[Fault]:
             rows, parallelism = trainer_config.training.seq_len, trainer_config.parallelism
@@ -169,9 +174,14 @@ class Decoder(BaseModel):
                 from hyper_parallel.models.common.decoder_sharding import divisibility_faults
 
                 yield from divisibility_faults(self, parallelism, rows)
+            if parallelism.cp > 1:
+                from hyper_parallel.models.common.context_parallel.plan import context_parallel_faults
+
+                yield from context_parallel_faults(self.num_attention_heads, parallelism, rows)
 
         def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
-            """Fills in `sharding`, the tensor-parallel plan of the family. One without a plan leaves it empty."""
+            """Fills in `sharding`, the tensor-parallel plan of the family, to which context parallelism adds. A family
+            without a plan leaves it empty."""
 
         def block(self, layer: int) -> Block.Config:
             """Config of block `layer`, counted from 0."""
@@ -219,6 +229,8 @@ class Decoder(BaseModel):
             self.lm_head = Linear.Config(
                 in_features=config.hidden_size, out_features=config.vocab_size, init_std=std
             ).build()
+        self.rows = WholeRows.Config().build()
+        self.balance = LoadBalancing.Config().build()
         self.logits_output = Output.Config().build()
         self.loss_output = Output.Config().build()
 
@@ -231,41 +243,41 @@ class Decoder(BaseModel):
         labels_BT: torch.Tensor | None = None,
         loss_fn: LossFn | None = None,
     ) -> ModelOutput:
-        rows, tokens = input_ids_BT.shape
+        tokens = input_ids_BT.shape[1]
         if tokens > self.max_seq_len:
             raise ValueError(f"rows of {tokens} tokens are above max_position_embeddings {self.max_seq_len}")
-        documents = document_groups(cu_seqlens, rows, tokens, input_ids_BT.device)
-        if position_ids_BT is None:
-            position_ids_BT = document_positions(cu_seqlens, rows, tokens, input_ids_BT.device)
+        rows = self.rows(input_ids_BT, position_ids_BT, cu_seqlens, labels_BT)
 
-        hidden_BTC = self.embed_tokens(input_ids_BT)
+        hidden_BTC = self.embed_tokens(rows.input_ids_BT)
         rope = rope_tables(
             self.config.rope_parameters,
-            position_ids_BT,
+            rows.position_ids_BT,
             head_dim=self.config.head_size,
             max_position_embeddings=self.max_seq_len,
             dtype=hidden_BTC.dtype,
         )
         stats: list[RouterStats] = []
         for block in self.layers:
-            hidden_BTC, block_stats = block(hidden_BTC, rope, documents)
+            hidden_BTC, block_stats = block(hidden_BTC, rope, rows.documents)
             if block_stats is not None:
                 stats.append(block_stats)
         hidden_BTC = self.norm(hidden_BTC)
 
         output = ModelOutput(
-            aux_loss_sum=self.balance_coefficient * load_balancing_loss(stats, tokens).sum()
-            if stats and self.balance_coefficient
-            else None,
+            aux_loss_sum=self._aux_loss_sum(stats, rows.row_tokens) if stats and self.balance_coefficient else None,
             tokens_per_expert=torch.stack([s.tokens_BE.sum(0) for s in stats]) if stats else None,
         )
         head = TiedHead(self.embed_tokens) if self.config.tie_word_embeddings else self.lm_head
         if loss_fn is None:
             return output._replace(logits=self.logits_output(hidden_BTC, head))
-        if labels_BT is None:
+        if rows.labels_BT is None:
             raise ValueError("loss_fn is given without labels_BT")
-        loss_sum = self.loss_output(hidden_BTC, lambda hidden_BTC: loss_fn(hidden_BTC, head, labels_BT))
+        loss_sum = self.loss_output(hidden_BTC, lambda hidden_BTC: loss_fn(hidden_BTC, head, rows.labels_BT))
         return output._replace(loss_sum=loss_sum)
+
+    def _aux_loss_sum(self, stats: Sequence[RouterStats], row_tokens: int) -> torch.Tensor:
+        tokens_BE, probability_BE = (torch.stack(same).sum(0) for same in zip(*stats, strict=True))
+        return self.balance_coefficient * self.balance(tokens_BE, probability_BE, len(stats) * row_tokens).sum()
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
+
+from hyper_parallel.protocols.module import Module
 
 _PADDING_TOKENS = 16
 _PADDING_SHARE = 8  # of the longest document of a group: at most an eighth
@@ -28,6 +31,36 @@ class DocumentGroups:
     """For each token of the flattened batch: its position among the groups."""
 
 
+class Rows(NamedTuple):
+    """The tokens of a batch, and what each may see."""
+
+    input_ids_BT: torch.Tensor
+    position_ids_BT: torch.Tensor
+    """[B or 1, T] position of each token in its document."""
+    labels_BT: torch.Tensor | None
+    documents: Any
+    """What the attention of every layer is told: DocumentGroups, or what takes its place in a parallel plan."""
+    row_tokens: int
+    """Tokens of a whole row: T, unless ranks share rows."""
+
+
+class WholeRows(Module):
+    """Finds out what the layers need to know of a batch: a module, so that it has a boundary of its own."""
+
+    def forward(
+        self,
+        input_ids_BT: torch.Tensor,
+        position_ids_BT: torch.Tensor | None,
+        cu_seqlens: Sequence[int] | None,
+        labels_BT: torch.Tensor | None,
+    ) -> Rows:
+        rows, tokens = input_ids_BT.shape
+        documents = document_groups(cu_seqlens, rows, tokens, input_ids_BT.device)
+        if position_ids_BT is None:
+            position_ids_BT = document_positions(cu_seqlens, rows, tokens, input_ids_BT.device)
+        return Rows(input_ids_BT, position_ids_BT, labels_BT, documents, tokens)
+
+
 def document_groups(
     cu_seqlens: Sequence[int] | None, rows: int, row_tokens: int, device: torch.device
 ) -> DocumentGroups:
@@ -37,9 +70,9 @@ def document_groups(
         ValueError: the boundaries do not start with 0, rise and end with rows x row_tokens, or leave out a row's end.
     """
     if cu_seqlens is None or len(cu_seqlens) == rows + 1:
-        _check_boundaries(cu_seqlens or range(0, rows * row_tokens + 1, row_tokens), rows, row_tokens)
+        check_boundaries(cu_seqlens or range(0, rows * row_tokens + 1, row_tokens), rows, row_tokens)
         return DocumentGroups(((rows, row_tokens),))
-    _check_boundaries(cu_seqlens, rows, row_tokens)
+    check_boundaries(cu_seqlens, rows, row_tokens)
     documents = sorted(((end - start, start) for start, end in pairwise(cu_seqlens)), reverse=True)
     shapes: list[list[int]] = []
     gather: list[torch.Tensor] = []
@@ -68,7 +101,11 @@ def document_positions(
     return torch.cat(parts).view(rows, row_tokens).to(device)
 
 
-def _check_boundaries(cu_seqlens: Sequence[int], rows: int, row_tokens: int) -> None:
+def check_boundaries(cu_seqlens: Sequence[int], rows: int, row_tokens: int) -> None:
+    """
+    Raises:
+        ValueError: the boundaries do not start with 0, rise and end with rows x row_tokens, or leave out a row's end.
+    """
     total = rows * row_tokens
     rising = all(start < end for start, end in pairwise(cu_seqlens))
     if len(cu_seqlens) < 2 or cu_seqlens[0] != 0 or cu_seqlens[-1] != total or not rising:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -184,17 +183,23 @@ class MoE(Module):
         return out_BTC, RouterStats(tokens_BE, probability_BE)
 
 
-def load_balancing_loss(stats: Sequence[RouterStats], row_tokens: int) -> torch.Tensor:
-    """[B] load-balancing loss of each row by itself, over all layers together.
+class LoadBalancing(Module):
+    """The load-balancing loss: a module, so that it has a boundary of its own."""
 
-    ``E x sum_e (share of tokens sent to e) x (mean probability of e)``, the Switch Transformer's loss (Fedus et al.
-    2021, https://arxiv.org/abs/2101.03961, equations 4-6) with transformers' reading of top-k: shares of all choices
-    sum to top_k. Balanced routing gives top_k. A row alone, and not the batch, so that the sum over rows does not
-    depend on how rows are grouped into micro-batches or ranks.
-    """
-    layer_tokens = len(stats) * row_tokens
-    probabilities = [s.probability_BE for s in stats if s.probability_BE is not None]
-    assert len(probabilities) == len(stats), "the layers were built without balance"
-    mean_probability_BE = torch.stack(probabilities).sum(0) / layer_tokens
-    share_BE = torch.stack([s.tokens_BE for s in stats]).sum(0).to(mean_probability_BE.dtype) / layer_tokens
-    return (share_BE * mean_probability_BE).sum(-1) * share_BE.shape[-1]
+    def forward(self, tokens_BE: torch.Tensor, probability_BE: torch.Tensor, layer_tokens: int) -> torch.Tensor:
+        """[B] load-balancing loss of each row by itself, over all layers together.
+
+        ``E x sum_e (share of tokens sent to e) x (mean probability of e)``, the Switch Transformer's loss (Fedus et al.
+        2021, https://arxiv.org/abs/2101.03961, equations 4-6) with transformers' reading of top-k: shares of all
+        choices sum to top_k. Balanced routing gives top_k. A row alone, and not the batch, so that the sum over rows
+        does not depend on how rows are grouped into micro-batches or ranks.
+
+        Args:
+            tokens_BE: `RouterStats.tokens_BE` summed over the layers.
+            probability_BE: `RouterStats.probability_BE` summed over the layers; of some of a row's tokens it gives
+                their summand of the loss.
+            layer_tokens: layers with experts x tokens of a whole row.
+        """
+        mean_probability_BE = probability_BE / layer_tokens
+        share_BE = tokens_BE.to(mean_probability_BE.dtype) / layer_tokens
+        return (share_BE * mean_probability_BE).sum(-1) * share_BE.shape[-1]
