@@ -36,6 +36,9 @@ class ConfigError(Exception):
         self.faults = tuple(faults)
         super().__init__("\n".join(map(str, self.faults)))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Fault, ...]]]:
+        return type(self), (self.faults,)  # worker processes hand it on
+
     @classmethod
     def one(cls, path: str, fact: str, remedy: str) -> ConfigError:
         """The error of a single fault."""
@@ -69,3 +72,5 @@ class RunError(Exception):
 
     every_rank = True
     """Whether every rank raises it at the same point, so that one of them may speak for all."""
+    told = False
+    """Whether another rank has told its cause, so that this one keeps silent."""

@@ -13,7 +13,7 @@ from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import AutoCELoss, BaseLoss
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
-from hyper_parallel.components.metrics import MetricsProcessor
+from hyper_parallel.components.metrics import MetricsProcessor, MetricsSink
 from hyper_parallel.components.optimizer import AdamW, OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer, folder_faults
@@ -32,7 +32,7 @@ from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
-from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback
+from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -43,6 +43,9 @@ __all__ = [
     "TrainerConfig",
     "TrainingConfig",
 ]
+
+DEFAULT_STEPS = 100
+"""Optimizer steps of a run that is given neither steps nor epochs."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -119,10 +122,17 @@ class TrainerConfig(Configurable.Config):
             else:
                 yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
                 yield from capability_faults(self, degrees)
-        if self.training.steps is not None and self.training.steps >= 1:
-            yield from schedule_faults(self, self.training.steps)
+        steps = self.training.steps
+        if steps is None and self.training.epochs is None:
+            steps = DEFAULT_STEPS
+        if steps is not None and steps >= 1:
+            yield from schedule_faults(self, steps)
+        if self.training.epochs is not None and getattr(self.dataloader, "reading", None) == "stream":
+            fact = f"{self.training.epochs} is given, but nobody knows the length of streamed data"
+            yield Fault("training.epochs", fact, "give training.steps, or set dataloader.reading ahead")
         yield from _validation_faults(self)
         yield from _profiler_faults(self, world_size)
+        yield from _sink_faults(self)
 
 
 def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
@@ -199,6 +209,18 @@ def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
         yield Fault(f"{path}.enable", fact, "set one of them False")
 
 
+def _sink_faults(config: TrainerConfig) -> Iterator[Fault]:
+    sinks = {f"metrics.sinks.{i}": sink for i, sink in enumerate(getattr(config.metrics, "sinks", ()))}
+    for i, item in enumerate(config.callbacks):
+        if isinstance(item, SinkCallback.Config):
+            sinks[f"callbacks.{i}"] = item.sink()
+    writers: dict[str, str] = {}
+    for path, sink in sinks.items():
+        place = sink.writes_to() if isinstance(sink, MetricsSink.Config) else None
+        if place is not None and (first := writers.setdefault(place, path)) != path:
+            yield Fault(path, f"it writes to {place}, as {first} does", "give it another place, or leave one out")
+
+
 def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Fault]:
     """Faults of the learning-rate schedule in a run of `training_steps`."""
     if isinstance(config.lr_scheduler, LRSchedulersContainer.Config):
@@ -219,13 +241,16 @@ def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:
     held_out = validator.dataloader
     if not (isinstance(train, TextDataLoader.Config) and isinstance(held_out, TextDataLoader.Config)):
         return
-    if train.path is not None and held_out.path is None:
+    own = "sources are given" if train.sources else f"path is {train.path!r}" if train.path is not None else None
+    if held_out.path is not None or held_out.sources:
+        return
+    if own is not None:
         yield Fault(
             "validator.dataloader.path",
-            f"not given, but dataloader.path is {train.path!r}: the embedded corpus is not held-out data of that",
+            f"not given, but dataloader.{own}: the embedded corpus is not held-out data of that",
             "give a file of held-out text",
         )
-    elif train.path is None and held_out.path is None and held_out.split == train.split:
+    elif held_out.split == train.split:
         yield Fault(
             "validator.dataloader.split",
             f"{held_out.split} is also what dataloader.split trains on",

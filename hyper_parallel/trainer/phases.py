@@ -21,7 +21,8 @@ from hyper_parallel.components.optimizer import OptimizersContainer, adopt, para
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.components.validator import Validator
-from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.errors import ConfigError, Fault, RunError, raise_faults
+from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.grad_norm import clip_grad_norm
 from hyper_parallel.distributed.parallel_dims import ParallelDims
@@ -39,17 +40,14 @@ from hyper_parallel.trainer.callbacks import (
     TqdmCallback,
     TrainerState,
 )
-from hyper_parallel.trainer.config import TrainerConfig, schedule_faults
+from hyper_parallel.trainer.callbacks.handler import failed_callback
+from hyper_parallel.trainer.config import DEFAULT_STEPS, TrainerConfig, schedule_faults
 from hyper_parallel.trainer.step import FiniteGuard
 
 if TYPE_CHECKING:
     from hyper_parallel.trainer.base import BaseTrainer
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_STEPS = 100
-"""Length of a run that sets neither `training.steps` nor `training.epochs`."""
-
 
 ClipGradFn = Callable[[list[torch.nn.Parameter], float | None], torch.Tensor]
 """`(parameters, max_norm)` -> the norm before clipping; gradients are scaled in place, unless max_norm is None."""
@@ -142,7 +140,7 @@ def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
     """Optimizer steps of the whole run: `training.steps`, or what `training.epochs` hold, or DEFAULT_STEPS.
 
     Raises:
-        ConfigError: the learning-rate schedule does not fit into that many steps.
+        ConfigError: the learning-rate schedule does not fit into that many steps, or nobody knows how many there are.
     """
     training = config.training
     if training.steps is not None:
@@ -150,6 +148,12 @@ def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
     if training.epochs is None:
         steps = DEFAULT_STEPS
     else:
+        if dataloader.rows_per_epoch is None:
+            raise ConfigError.one(
+                "training.epochs",
+                f"{training.epochs} is given, but nobody knows the length of streamed data",
+                "give training.steps instead",
+            )
         # At least 1: a dataloader has rows for one step, or it refuses to be built.
         steps = training.epochs * dataloader.rows_per_epoch // training.global_batch_size
     raise_faults(schedule_faults(config, steps))
@@ -328,6 +332,7 @@ def build_callbacks(config: TrainerConfig, trainer: BaseTrainer) -> CallbackHand
 
     Raises:
         ConfigError: one of `config.callbacks` does not suit the run, or is no callback.
+        CallbackError: one of them raised when it was made.
     """
     training = config.training
     chain: list[Callback] = [
@@ -346,6 +351,11 @@ def build_callbacks(config: TrainerConfig, trainer: BaseTrainer) -> CallbackHand
         except ConfigError as error:
             faults += (dataclasses.replace(fault, path=f"callbacks.{i}.{fault.path}") for fault in error.faults)
             continue
+        except RunError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's code, which must end the run with its name
+            path = item.target_path if isinstance(item, Target) else type(item).__qualname__
+            raise failed_callback(path.rpartition(".")[2], "__init__", trainer.state, error) from error
         if isinstance(callback, Callback):
             chain.append(callback)
         else:

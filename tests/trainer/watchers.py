@@ -58,6 +58,8 @@ class Raises(Everything):
         self, trainer: Any, moment: str, step: int, rank: int | None = None, error: type[Exception] = ValueError
     ) -> None:
         super().__init__(trainer)
+        if moment not in MOMENTS:
+            raise TypeError("no moment")
         self.place = (moment, step, rank)
         self.error = error
 
@@ -84,8 +86,8 @@ def log_lines() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def rank_1_raises() -> TrainerConfig:
-    """A recipe: a run of ten steps, in the third of which a callback of rank 1 raises."""
+def third_step_raises() -> TrainerConfig:
+    """A recipe: a run of ten steps, in the third of which a callback raises; on one rank with --callbacks.0.rank."""
     config = tiny_config("set --dump_folder", steps=10)
-    config.callbacks = (Target.of(Raises, moment="on_step_end", step=3, rank=1),)
+    config.callbacks = (Target.of(Raises, moment="on_step_end", step=3),)
     return config

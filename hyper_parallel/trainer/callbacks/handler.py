@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
-from hyper_parallel.config.errors import ConfigError, RunError
-from hyper_parallel.distributed.process_group import rank
+from hyper_parallel.config.errors import RunError
+from hyper_parallel.distributed.process_group import first_to_tell, rank
 from hyper_parallel.trainer.callbacks.base import Callback, TrainerState
 from hyper_parallel.trainer.errors import CallbackError
 
@@ -39,7 +39,7 @@ class CallbackHandler:
 
         Raises:
             CallbackError: one of them raised; those behind it are not called.
-            ConfigError, RunError: as one of them raised it.
+            RunError: as one of them raised it.
         """
         for callback in self._callbacks:
             self._tell(callback, moment, state)
@@ -59,8 +59,17 @@ class CallbackHandler:
         try:
             method = getattr(callback, moment)
             method() if moment == "close" else method(state)
-        except (ConfigError, RunError):
+        except RunError:
             raise
-        except Exception as error:  # a callback is the user's code: whatever it raises must end the run with its name
-            logger.error("the traceback of what ends the run:", exc_info=True)
-            raise CallbackError(type(callback).__name__, moment, state.global_step, rank(), error) from error
+        # A callback is the user's code: whatever it raises must end the run with its name, sys.exit() included, which
+        # would leave the other ranks waiting.
+        except (Exception, SystemExit) as error:
+            raise failed_callback(type(callback).__name__, moment, state, error) from error
+
+
+def failed_callback(name: str, moment: str, state: TrainerState, error: BaseException) -> CallbackError:
+    """What to raise for `error`, whose traceback is logged, by the first rank that fails alone."""
+    told = not first_to_tell()
+    if not told:
+        logger.error("the traceback of what ends the run:", exc_info=error)
+    return CallbackError(name, moment, state.global_step, rank(), error, told=told)
