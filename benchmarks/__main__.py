@@ -17,15 +17,7 @@ from pathlib import Path
 from benchmarks.report import markdown, write_json
 
 DATA_NAMES = ("prepare_data", "indexed_samples")
-NAMES = (
-    "start_up",
-    "debug_run",
-    "chunked_loss",
-    "unpacked_rows",
-    "packed_rows",
-    "tensor_parallel_modes",
-    *DATA_NAMES,
-)
+NAMES = ("start_up", "debug_run", "chunked_loss", "unpacked_rows", "packed_rows", "tensor_parallel_modes", *DATA_NAMES)
 FOLDER = Path("outputs/bench")
 THREADS = "2"
 

@@ -45,14 +45,18 @@ class BaseLoss(Configurable, ABC):
 
     ignore_index = IGNORE_INDEX
     spreads_vocabulary: ClassVar[bool] = False
-    """Whether it also computes from a part of the vocabulary on each rank, told by `vocab_group`."""
+    """Whether it also computes from a part of the vocabulary on each rank, see `spread_over`."""
 
-    def __init__(
-        self, config: Configurable.Config, *, vocab_size: int, vocab_group: dist.ProcessGroup | None = None
-    ) -> None:
-        """`vocab_group`: the ranks over whose heads the vocabulary is spread, in order. None: each head is whole."""
+    def __init__(self, config: Configurable.Config, *, vocab_size: int) -> None:
         self.config = config
         self.vocab_size = vocab_size
+        self.vocab_group: dist.ProcessGroup | None = None
+
+    def spread_over(self, vocab_group: dist.ProcessGroup | None) -> None:
+        """From now on a head has this rank's rows of the vocabulary alone, in the order of the ranks of the group.
+
+        The loss is then the same on all of them, and each has its summand of the hidden states' gradient.
+        """
         self.vocab_group = vocab_group
 
     @abstractmethod
@@ -61,7 +65,7 @@ class BaseLoss(Configurable, ABC):
 
         Args:
             hidden_BTD: what the head takes, [B, T, D].
-            lm_head: the output projection, with `weight` [V, D]; with a `vocab_group` this rank's rows of it.
+            lm_head: the output projection, with `weight` [V, D]; after `spread_over` this rank's rows of it.
             labels_BT: int64 [B, T], aligned with the logits (already shifted), -100 where there is nothing to learn.
 
         Returns:
@@ -119,8 +123,8 @@ class ChunkedCELoss(BaseLoss):
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 1, "chunk_tokens", "chunk_bytes")
 
-    def __init__(self, config: Config, *, vocab_size: int, vocab_group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(config, vocab_size=vocab_size, vocab_group=vocab_group)
+    def __init__(self, config: Config, *, vocab_size: int) -> None:
+        super().__init__(config, vocab_size=vocab_size)
         self._given_tokens = config.chunk_tokens
         self._tokens_in_bytes = max(1, config.chunk_bytes // (4 * vocab_size))
 
@@ -164,10 +168,13 @@ class AutoCELoss(BaseLoss):
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 1, "chunk_from_vocab")
 
-    def __init__(self, config: Config, *, vocab_size: int, vocab_group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(config, vocab_size=vocab_size, vocab_group=vocab_group)
+    def __init__(self, config: Config, *, vocab_size: int) -> None:
+        super().__init__(config, vocab_size=vocab_size)
         chosen = ChunkedCELoss if vocab_size >= config.chunk_from_vocab else CrossEntropyLoss
-        self.implementation: BaseLoss = chosen.Config().build(vocab_size=vocab_size, vocab_group=vocab_group)
+        self.implementation: BaseLoss = chosen.Config().build(vocab_size=vocab_size)
+
+    def spread_over(self, vocab_group: dist.ProcessGroup | None) -> None:
+        self.implementation.spread_over(vocab_group)
 
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
         return self.implementation(hidden_BTD, lm_head, labels_BT)

@@ -71,7 +71,7 @@ class TrainerConfig(Configurable.Config):
         LRSchedulersContainer.Config, runtime="optimizers training_steps"
     )
     """Learning rate by step."""
-    loss: Buildable[BaseLoss] = slot(AutoCELoss.Config, runtime="vocab_size vocab_group", aliases=("loss_fn",))
+    loss: Buildable[BaseLoss] = slot(AutoCELoss.Config, runtime="vocab_size", aliases=("loss_fn",))
     """What is minimised: a sum over trained tokens."""
     checkpoint: Buildable[CheckpointManager] = slot(
         CheckpointManager.Config,

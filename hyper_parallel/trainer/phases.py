@@ -251,8 +251,10 @@ def build_lr_schedulers(
 
 def build_loss(config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims) -> BaseLoss:
     """Step 9: what the optimizer minimises."""
-    spread = {"vocab_group": parallel_dims.tp_group} if config.parallelism.loss_parallel else {}
-    return config.loss.build(vocab_size=model_parts[-1].vocab_size, **spread)
+    loss = config.loss.build(vocab_size=model_parts[-1].vocab_size)
+    if config.parallelism.loss_parallel:
+        loss.spread_over(parallel_dims.tp_group)
+    return loss
 
 
 def build_checkpointer(

@@ -43,7 +43,8 @@ def spread_losses() -> dict[str, Any]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     results = {}
     for name, config in LOSSES.items():
-        loss = config.build(vocab_size=VOCAB, vocab_group=dist.group.WORLD)
+        loss = config.build(vocab_size=VOCAB)
+        loss.spread_over(dist.group.WORLD)
         h, w = hidden.clone().requires_grad_(), weight.chunk(ranks)[rank].clone().requires_grad_()
         loss_sum = loss(h, Head(w), labels)
         (2 * loss_sum).backward()
