@@ -11,6 +11,7 @@ from hyper_parallel.config.configurable import ConfigNode, setting
 from hyper_parallel.config.errors import Fault
 
 DType = Literal["float32", "bfloat16", "float64"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zbv", "dualpipev"]
 
 
 def at_least(node: ConfigNode, minimum: float, *names: str) -> Iterator[Fault]:
@@ -92,7 +93,17 @@ class ParallelismConfig(ConfigNode):
     cp: int = setting(1, aliases=("context_parallel_degree", "accelerator.cp_size"))
     """Context-parallel degree."""
     pp: int = setting(1, aliases=("pipeline_parallel_degree", "accelerator.pp_size"))
-    """Pipeline-parallel degree."""
+    """Pipeline-parallel degree: ranks that hold different layers and pass micro-batches on to each other."""
+    pp_schedule: PipelineSchedule = "1f1b"
+    """Order of the micro-batches in a pipeline. gpipe: all forward, then all backward. 1f1b: backward as soon as it can
+    be, so that fewer are live. interleaved_1f1b: the same over several stages a rank, with shorter waits. zbv,
+    dualpipev: two stages a rank in the shape of a V, with the gradients of weights computed while others wait."""
+    pp_virtual_stages: int | None = None
+    """Stages on each rank. None: 1 for gpipe and 1f1b, 2 for the others."""
+    pp_embedding_layers: float = 1.0
+    """Layers that the embedding counts as when layers are shared out over stages."""
+    pp_head_layers: float = 1.0
+    """Layers that the last norm, the output matrix and the loss count as."""
     ep: int = setting(1, aliases=("expert_parallel_degree", "accelerator.ep_size"))
     """Expert-parallel degree."""
     reshard_after_forward: bool = True
@@ -108,10 +119,12 @@ class ParallelismConfig(ConfigNode):
         yield from at_least(self, 1, "dp_replicate", "tp", "cp", "pp", "ep")
         if self.dp_shard != -1 and self.dp_shard < 1:
             yield Fault("dp_shard", f"{self.dp_shard} is neither -1 nor above 0", "give -1 for all ranks that are left")
-        for name in ("tp", "cp", "pp", "ep"):
+        yield from at_least(self, 1, "pp_virtual_stages")
+        yield from at_least(self, 0, "pp_embedding_layers", "pp_head_layers")
+        for name in ("tp", "cp", "ep"):
             degree = getattr(self, name)
             if degree > 1:
-                yield Fault(name, f"{degree} is not supported yet", "set 1; use dp_replicate and dp_shard")
+                yield Fault(name, f"{degree} is not supported yet", "set 1; use dp_replicate, dp_shard and pp")
 
 
 @dataclass(kw_only=True, slots=True)

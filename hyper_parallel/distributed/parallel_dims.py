@@ -26,7 +26,10 @@ class ParallelDims:
     """Copies of the model."""
     dp_shard: int
     """Ranks that share one copy."""
+    pp: int = 1
+    """Ranks that hold different layers of one copy."""
     _mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+    _loss_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def from_config(cls, parallelism: ParallelismConfig, world_size: int) -> ParallelDims:
@@ -40,7 +43,7 @@ class ParallelDims:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.dp_replicate * self.dp_shard
+        return self.pp * self.dp_size
 
     def build_mesh(self, device_type: str) -> None:
         """Makes the device mesh over the ranks of the process group. Without a process group there is none to make.
@@ -61,7 +64,14 @@ class ParallelDims:
         axes = {MeshAxisName.DP_SHARD: self.dp_shard}
         if self.dp_replicate > 1:
             axes = {MeshAxisName.DP_REPLICATE: self.dp_replicate, **axes}
+        if self.pp > 1:
+            axes = {MeshAxisName.PP: self.pp, **axes}  # outermost: neighbours in a pipeline talk least
         self._mesh = init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(map(str, axes)))
+        self._loss_group = dist.group.WORLD
+        if self.pp > 1:
+            dp_mesh = self.fsdp_mesh
+            assert dp_mesh is not None
+            self._loss_group = (dp_mesh if dp_mesh.ndim == 1 else dp_mesh._flatten("dp")).get_group()
 
     @property
     def dp_enabled(self) -> bool:
@@ -78,17 +88,27 @@ class ParallelDims:
         """This rank's place among those that read different rows."""
         if self._mesh is None:
             return 0
-        rank = 0
-        for size, coordinate in zip(self._mesh.shape, self._mesh.get_coordinate() or (), strict=True):
-            rank = rank * size + coordinate
-        return rank
+        return self._mesh.get_rank() % self.dp_size  # pp is the outermost axis
 
     @property
     def fsdp_mesh(self) -> DeviceMesh | None:
         """The mesh of `fully_shard`: (dp_shard), or (dp_replicate, dp_shard) where there are several copies."""
-        return self._mesh
+        if self._mesh is None or self.pp == 1:
+            return self._mesh
+        assert self._mesh.mesh_dim_names is not None
+        return self._mesh[self._mesh.mesh_dim_names[1:]]
 
     @property
     def loss_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold different tokens, over which losses and token counts are summed."""
-        return None if self._mesh is None else dist.group.WORLD
+        return self._loss_group
+
+    @property
+    def pp_group(self) -> dist.ProcessGroup | None:
+        """The ranks of one pipeline, in order; None where each rank has all layers."""
+        return None if self._mesh is None or self.pp == 1 else self._mesh[str(MeshAxisName.PP)].get_group()
+
+    @property
+    def pp_rank(self) -> int:
+        """This rank's place in its pipeline."""
+        return 0 if self._mesh is None else self._mesh.get_rank() // self.dp_size

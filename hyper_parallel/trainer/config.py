@@ -77,7 +77,7 @@ class TrainerConfig(Configurable.Config):
     profiler: Buildable[Profiler] = slot(Profiler.Config, runtime="dump_folder")
     """Traces of a window of steps."""
     validator: Buildable[Validator] = slot(
-        Validator.Config, runtime="model_parts loss get_batch loader_arguments loss_group training_steps"
+        Validator.Config, runtime="model_parts evaluate loader_arguments loss_group training_steps"
     )
     """Loss on held-out data."""
 
@@ -120,9 +120,8 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
     if spec is None:
         yield Fault("model_spec", "no model is chosen", "give --model_spec FAMILY[:FLAVOR or :FOLDER]")
         return
-    for function in ("build_model_fn", "pipelining_fn"):
-        if getattr(spec, function) is not None:
-            yield Fault(f"model_spec.{function}", f"{spec.name} has one, which is not supported yet", "leave it None")
+    if spec.build_model_fn is not None:
+        yield Fault("model_spec.build_model_fn", f"{spec.name} has one, which is not supported yet", "leave it None")
     if spec.model is None or spec.parallelize_fn is None:
         yield Fault("model_spec", f"{spec.name} lacks a model Config or a parallelize_fn", "give its ModelSpec both")
     else:

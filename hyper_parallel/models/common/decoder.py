@@ -16,7 +16,7 @@ from hyper_parallel.models.common.documents import DocumentGroups, document_grou
 from hyper_parallel.models.common.embedding import Embedding, TiedHead
 from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.linear import Linear
-from hyper_parallel.models.common.moe import MoE, RouterStats, load_balancing_loss
+from hyper_parallel.models.common.moe import MoE, RouterStats, load_balancing_loss, summed
 from hyper_parallel.models.common.norm import Float64Rounding, RMSNorm
 from hyper_parallel.models.common.rope import RopeParameters, RopeTables, rope_tables
 from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
@@ -58,7 +58,11 @@ class Block(Module):
 
 
 class Decoder(BaseModel):
-    """A causal language model with rotary positions and grouped-query attention."""
+    """A causal language model with rotary positions and grouped-query attention.
+
+    A part of it has None in the place of what it leaves to other parts: the embedding, some of `layers`, the last norm
+    and the output matrix.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):
@@ -200,6 +204,9 @@ class Decoder(BaseModel):
             self.lm_head = Linear.Config(
                 in_features=config.hidden_size, out_features=config.vocab_size, init_std=std
             ).build()
+        self.experts_of_layer = {
+            layer: block.mlp.num_experts for layer, block in enumerate(self.layers) if isinstance(block.mlp, MoE)
+        }
 
     def forward(
         self,
@@ -209,6 +216,7 @@ class Decoder(BaseModel):
         cu_seqlens: Sequence[int] | None = None,
         labels_BT: torch.Tensor | None = None,
         loss_fn: LossFn | None = None,
+        received: Sequence[torch.Tensor] = (),
     ) -> ModelOutput:
         rows, tokens = input_ids_BT.shape
         if tokens > self.max_seq_len:
@@ -217,7 +225,7 @@ class Decoder(BaseModel):
         if position_ids_BT is None:
             position_ids_BT = document_positions(cu_seqlens, rows, tokens, input_ids_BT.device)
 
-        hidden_BTC = self.embed_tokens(input_ids_BT)
+        hidden_BTC = received[0] if received else self.embed_tokens(input_ids_BT)
         rope = rope_tables(
             self.config.rope_parameters,
             position_ids_BT,
@@ -225,19 +233,21 @@ class Decoder(BaseModel):
             max_position_embeddings=self.max_seq_len,
             dtype=hidden_BTC.dtype,
         )
-        stats: list[RouterStats] = []
-        for block in self.layers:
-            hidden_BTC, block_stats = block(hidden_BTC, rope, documents)
-            if block_stats is not None:
-                stats.append(block_stats)
-        hidden_BTC = self.norm(hidden_BTC)
+        stats: dict[int, RouterStats] = {}
+        for layer, block in enumerate(self.layers):
+            if block is not None:
+                hidden_BTC, block_stats = block(hidden_BTC, rope, documents)
+                if block_stats is not None:
+                    stats[layer] = block_stats
+        totals = self._router_totals(received, list(stats.values()), hidden_BTC)
+        output = ModelOutput(tokens_per_expert=self._tokens_per_expert(stats, hidden_BTC.device))
+        if self.norm is None:
+            return output._replace(sent=(hidden_BTC, *(totals or ())))
 
-        output = ModelOutput(
-            aux_loss_sum=self.balance_coefficient * load_balancing_loss(stats, tokens).sum()
-            if stats and self.balance_coefficient
-            else None,
-            tokens_per_expert=torch.stack([s.tokens_BE.sum(0) for s in stats]) if stats else None,
-        )
+        hidden_BTC = self.norm(hidden_BTC)
+        if totals is not None:
+            balance = load_balancing_loss(totals, tokens * len(self.experts_of_layer))
+            output = output._replace(aux_loss_sum=self.balance_coefficient * balance.sum())
         head = TiedHead(self.embed_tokens) if self.config.tie_word_embeddings else self.lm_head
         if loss_fn is None:
             return output._replace(logits=head(hidden_BTC))
@@ -245,8 +255,38 @@ class Decoder(BaseModel):
             raise ValueError("loss_fn is given without labels_BT")
         return output._replace(loss_sum=loss_fn(hidden_BTC, head, labels_BT))
 
+    def boundary(self, rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """The residual stream and, where they are balanced, what the routers before it did (`RouterStats`)."""
+        config = self.config
+        with torch.device("meta"):
+            hidden_BTC = torch.empty(rows, tokens, config.hidden_size, dtype=dtype, requires_grad=True)
+            if not (self.experts_of_layer and self.balance_coefficient):
+                return (hidden_BTC,)
+            rounds_float64 = config.float64_rounding == "transformers"
+            wide = torch.float32 if rounds_float64 else torch.promote_types(dtype, torch.float32)
+            tokens_BE = torch.empty(rows, max(self.experts_of_layer.values()), dtype=torch.int64)
+            return hidden_BTC, tokens_BE, torch.empty_like(tokens_BE, dtype=wide, requires_grad=True)
+
+    def _router_totals(
+        self, received: Sequence[torch.Tensor], stats: list[RouterStats], hidden_BTC: torch.Tensor
+    ) -> RouterStats | None:
+        """What all routers up to here did. None: there is no auxiliary loss to compute from it."""
+        boundary = self.boundary(*hidden_BTC.shape[:2], hidden_BTC.dtype)[1:]
+        before = received[1:] or [torch.zeros_like(meta, device=hidden_BTC.device) for meta in boundary]
+        return summed([RouterStats(*before), *stats]) if before else None
+
+    def _tokens_per_expert(self, stats: dict[int, RouterStats], device: torch.device) -> torch.Tensor | None:
+        if not self.experts_of_layer:
+            return None
+        return torch.stack(
+            [
+                stats[layer].tokens_BE.sum(0) if layer in stats else torch.zeros(experts, dtype=torch.int64, device=device)
+                for layer, experts in self.experts_of_layer.items()
+            ]
+        )
+
     def blocks(self) -> list[nn.Module]:
-        return list(self.layers)
+        return [block for block in self.layers if block is not None]
 
     def flops_per_token(self, seq_len: int) -> float:
         """6 FLOPs per weight that a token meets and 12 per layer, head, head dim and token of the row (Chowdhery et

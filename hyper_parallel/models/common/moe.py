@@ -182,17 +182,27 @@ class MoE(Module):
         return out_NC.view_as(x_BTC), RouterStats(tokens_BE, probability_BE)
 
 
-def load_balancing_loss(stats: Sequence[RouterStats], row_tokens: int) -> torch.Tensor:
+def summed(stats: Sequence[RouterStats]) -> RouterStats:
+    """What the routers of several layers did together."""
+    probabilities = [s.probability_BE for s in stats if s.probability_BE is not None]
+    return RouterStats(
+        torch.stack([s.tokens_BE for s in stats]).sum(0), torch.stack(probabilities).sum(0) if probabilities else None
+    )
+
+
+def load_balancing_loss(stats: RouterStats, layer_tokens: int) -> torch.Tensor:
     """[B] load-balancing loss of each row by itself, over all layers together.
 
     ``E x sum_e (share of tokens sent to e) x (mean probability of e)``, the Switch Transformer's loss (Fedus et al.
     2021, https://arxiv.org/abs/2101.03961, equations 4-6) with transformers' reading of top-k: shares of all choices
     sum to top_k. Balanced routing gives top_k. A row alone, and not the batch, so that the sum over rows does not
     depend on how rows are grouped into micro-batches or ranks.
+
+    Args:
+        stats: of all layers together.
+        layer_tokens: tokens of a row times layers.
     """
-    layer_tokens = len(stats) * row_tokens
-    probabilities = [s.probability_BE for s in stats if s.probability_BE is not None]
-    assert len(probabilities) == len(stats), "the layers were built without balance"
-    mean_probability_BE = torch.stack(probabilities).sum(0) / layer_tokens
-    share_BE = torch.stack([s.tokens_BE for s in stats]).sum(0).to(mean_probability_BE.dtype) / layer_tokens
+    assert stats.probability_BE is not None, "the layers were built without balance"
+    mean_probability_BE = stats.probability_BE / layer_tokens
+    share_BE = stats.tokens_BE.to(mean_probability_BE.dtype) / layer_tokens
     return (share_BE * mean_probability_BE).sum(-1) * share_BE.shape[-1]
