@@ -106,10 +106,15 @@ class ParallelismConfig(ConfigNode):
     """Layers that the last norm, the output matrix and the loss count as."""
     ep: int = setting(1, aliases=("expert_parallel_degree", "accelerator.ep_size"))
     """Expert-parallel degree."""
-    reshard_after_forward: bool = True
-    """Free gathered parameters between forward and backward: less memory, one more all-gather a layer."""
+    reshard_after_forward: bool | None = None
+    """Free gathered parameters between forward and backward: less memory, one more all-gather a layer. None: do so,
+    except in a pipeline, where it would be done for every micro-batch."""
     cpu_offload: bool = False
     """Keep sharded parameters, gradients and optimizer state in host memory."""
+
+    def reshards(self) -> bool:
+        """`reshard_after_forward`, the default resolved."""
+        return self.pp == 1 if self.reshard_after_forward is None else self.reshard_after_forward
 
     def smallest_world_size(self) -> int:
         """Ranks that the degrees ask for, with one for a dp_shard of -1."""

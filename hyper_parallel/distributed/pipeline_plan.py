@@ -101,6 +101,12 @@ def schedule_faults(
             f"set {allowed.start}, or leave it out",
         )
         return
+    if schedule.splits_backward and parallelism.reshards():
+        yield Fault(
+            "parallelism.reshard_after_forward",
+            f"True, but pp_schedule {name} computes gradients of weights apart, for which they must stay gathered",
+            "leave it out, or set False",
+        )
     micro_batches = global_batch_size // (micro_batch_size * dp_size)
     factors = (
         f"training.global_batch_size {global_batch_size} / (micro_batch_size {micro_batch_size} x data-parallel size "
