@@ -126,6 +126,10 @@ class ParallelismConfig(ConfigNode):
             yield Fault("dp_shard", f"{self.dp_shard} is neither -1 nor above 0", "give -1 for all ranks that are left")
         yield from at_least(self, 1, "pp_virtual_stages")
         yield from at_least(self, 0, "pp_embedding_layers", "pp_head_layers")
+        alone = {"pp_schedule": "1f1b", "pp_virtual_stages": None, "pp_embedding_layers": 1.0, "pp_head_layers": 1.0}
+        for name, default in alone.items() if self.pp == 1 else ():
+            if getattr(self, name) != default:
+                yield Fault(name, f"{getattr(self, name)}, but pp is 1: there is no pipeline", "leave it out, or set pp")
         for name in ("tp", "cp", "ep"):
             degree = getattr(self, name)
             if degree > 1:

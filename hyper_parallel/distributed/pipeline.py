@@ -125,19 +125,17 @@ class Pipeline:
         Raises:
             RunError: there is another number of micro-batches than the schedule was made for.
         """
-        self._start(batches, objective)
-        self._schedule.step(target=torch.arange(self._micro_batches), return_outputs=False)
+        self._run(self._schedule.step, batches, objective)
         self._sum_copied_gradients()
         return self._outputs()
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[dict[str, Any]]) -> list[ModelOutput]:
         """As `train`, without gradients."""
-        self._start(batches, lambda output, _: output.loss_sum)
-        self._schedule.eval(target=torch.arange(self._micro_batches), return_outputs=False)
+        self._run(self._schedule.eval, batches, lambda output, _: output.loss_sum)
         return self._outputs()
 
-    def _start(self, batches: Sequence[dict[str, Any]], objective: Objective) -> None:
+    def _run(self, run: Callable[..., Any], batches: Sequence[dict[str, Any]], objective: Objective) -> None:
         if len(batches) != self._micro_batches:
             raise RunError(
                 f"the dataloader gave {len(batches)} micro-batches for a step, but the pipeline was made for "
@@ -146,6 +144,12 @@ class Pipeline:
         self._objective = objective
         for stage in self._stages:
             stage.batches, stage.outputs = batches, []
+        try:
+            run(target=torch.arange(self._micro_batches), return_outputs=False)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, RunError):  # torch hides what a module raised in an error of its own
+                raise error.__cause__ from None
+            raise
 
     def _loss(self, output: tuple[Tensor, ...], micro_batch: Tensor) -> Tensor:
         return self._objective(ModelOutput(None, *output), int(micro_batch))

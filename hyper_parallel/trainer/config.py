@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import AutoCELoss, BaseLoss
@@ -26,6 +28,8 @@ from hyper_parallel.config.sections import (
     ParallelismConfig,
     TrainingConfig,
 )
+from hyper_parallel.distributed.pipeline_plan import schedule_faults as pipeline_schedule_faults
+from hyper_parallel.distributed.pipeline_plan import schedule_of, stages_per_rank
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 
@@ -102,13 +106,14 @@ class TrainerConfig(Configurable.Config):
         yield from _tokenizer_faults(self)
         yield from _initial_weights_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
-        if self.parallelism.dp_replicate >= 1 and (self.parallelism.dp_shard >= 1 or self.parallelism.dp_shard == -1):
+        if min(self.parallelism.dp_replicate, self.parallelism.pp) >= 1 and (self.parallelism.dp_shard >= 1 or self.parallelism.dp_shard == -1):
             try:
                 degrees = resolve_degrees(self.parallelism, world_size)
             except ConfigError as error:
                 yield from error.faults
             else:
-                yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
+                faults = list(_batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard))
+                yield from faults or _pipeline_faults(self, degrees.dp_replicate * degrees.dp_shard)
         if self.training.steps is not None and self.training.steps >= 1:
             yield from schedule_faults(self, self.training.steps)
         yield from _validation_faults(self)
@@ -200,3 +205,38 @@ def _batch_faults(training: TrainingConfig, dp_size: int) -> Iterator[Fault]:
             f"x data-parallel size {dp_size}",
             f"set global_batch_size to {choices}, or change micro_batch_size",
         )
+
+
+def _pipeline_faults(config: TrainerConfig, dp_size: int) -> Iterator[Fault]:
+    """Faults of a pipeline, for batches that divide exactly. Those that concern its layers are the model's to tell."""
+    parallelism, training, spec = config.parallelism, config.training, config.model_spec
+    if parallelism.pp == 1 or min(training.micro_batch_size, parallelism.pp_virtual_stages or 1) < 1:
+        return
+    yield from pipeline_schedule_faults(
+        parallelism,
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        dp_size=dp_size,
+    )
+    per_rank, maker = stages_per_rank(parallelism), getattr(config.optimizer, "callable", None)
+    refused = {
+        "model_spec.pipelining_fn": (
+            spec is not None and spec.pipelining_fn is None,
+            "None: this family cannot be taken apart",
+        ),
+        "model_spec.clip_grad_fn": (
+            spec is not None and spec.clip_grad_fn is not None,
+            "given: it sees the parameters of one stage alone, and cannot tell the norm of all",
+        ),
+        "compile.enable": (
+            config.compile.enable and schedule_of(parallelism).splits_backward,
+            f"True: pp_schedule {parallelism.pp_schedule} takes the backward apart, which a compiled one cannot be",
+        ),
+        "optimizer": (
+            per_rank > 1 and isinstance(maker, type) and issubclass(maker, torch.optim.Optimizer),
+            f"a plain {getattr(maker, '__name__', '')}: it is made for one model part, and each rank has {per_rank}",
+        ),
+    }
+    for path, (is_on, fact) in refused.items():
+        if is_on:
+            yield Fault(path, f"{fact}; parallelism.pp is {parallelism.pp}", "change it, or set parallelism.pp 1")

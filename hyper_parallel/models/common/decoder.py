@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hyper_parallel.config.errors import ConfigError, Fault
+from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 from hyper_parallel.config.sections import above_zero, at_least
+from hyper_parallel.distributed.pipeline_plan import layer_faults
 from hyper_parallel.models.common.attention import Attention
 from hyper_parallel.models.common.documents import DocumentGroups, document_groups, document_positions
 from hyper_parallel.models.common.embedding import Embedding, TiedHead
@@ -157,6 +158,8 @@ class Decoder(BaseModel):
                     "True, but attention within packed documents stays outside the graph of a block",
                     "set it False",
                 )
+            if trainer_config.parallelism.pp > 1:
+                raise_faults(layer_faults(trainer_config.parallelism, self.num_hidden_layers))
 
         def block(self, layer: int) -> Block.Config:
             """Config of block `layer`, counted from 0."""
