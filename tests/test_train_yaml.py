@@ -103,6 +103,10 @@ CASES = {
         f"optimizer:\n  _target_: {MINE}.Sgd\n  nesterov: true\n",
         [f"optimizer.lr: {MINE}.Sgd needs it (run.yaml:2); write --optimizer.lr VALUE"],
     ),
+    "a required argument of one of several": (
+        f"callbacks:\n- _target_: {MINE}.Watch\n  every: 3\n- _target_: {MINE}.Watch\n",
+        [f"callbacks.1.every: {MINE}.Watch needs it (run.yaml:5); write --callbacks.1.every VALUE"],
+    ),
     "a required field": (
         f"loss_fn:\n  _target_: {MINE}.ScaledLoss.Config\n",
         ["loss_fn.factor: ScaledLoss.Config needs it (run.yaml:2); give it a value"],

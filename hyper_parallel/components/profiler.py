@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Profiler(Configurable):
-    """Writes a trace of `active_steps` steps under ``<dump_folder>/profile``; wraps the loop, and is told of each step.
+    """Writes a trace of `active_steps` steps; wraps the loop, and is told of each step.
 
     ::
 
@@ -35,6 +35,8 @@ class Profiler(Configurable):
 
         enable: bool = False
         """Write traces."""
+        folder: str = "profile"
+        """Where the traces lie, below dump_folder."""
         wait_steps: int = 10
         """Steps of this process before the window, to let it settle."""
         warmup_steps: int = 1
@@ -60,7 +62,7 @@ class Profiler(Configurable):
 
     def __init__(self, config: Config, *, dump_folder: str) -> None:
         self.config = config
-        self.folder = Path(dump_folder) / "profile"
+        self.folder = Path(dump_folder) / config.folder
         self._is_tracing = config.enable and (not config.ranks or rank() in config.ranks)
         self._steps = 0
         self._running = ExitStack()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import IGNORE_INDEX
-from hyper_parallel.config.configurable import Buildable, Configurable
-from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.configurable import Buildable, Configurable, slot
+from hyper_parallel.config.errors import Fault, RunError
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.reductions import all_reduce_sum
 from hyper_parallel.platform import get_platform
@@ -35,8 +35,9 @@ class Validator(Configurable):
         """Validate after every this many steps, and after the last one."""
         steps: int = 10
         """Batches of training.global_batch_size rows in one validation."""
-        dataloader: Buildable[BaseDataLoader] = field(
-            default_factory=lambda: TextDataLoader.Config(split="validation", shuffle=False)
+        dataloader: Buildable[BaseDataLoader] = slot(
+            lambda: TextDataLoader.Config(split="validation", shuffle=False),
+            runtime="tokenizer seq_len micro_batch_size global_batch_size dp_rank dp_size seed",
         )
         """The held-out data. Training on data of one's own wants a path here too."""
 
@@ -79,7 +80,7 @@ class Validator(Configurable):
         Every rank must call it. Train mode, random state and the training data's position are as before.
 
         Raises:
-            ValueError: no token of the held-out rows is to be predicted.
+            RunError: no token of the held-out rows is to be predicted.
         """
         assert self._dataloader is not None and self._start is not None, "due() is never true without a dataloader"
         platform, device = get_platform(), get_platform().device()
@@ -102,7 +103,7 @@ class Validator(Configurable):
         loss = float(all_reduce_sum(loss_sum, self._loss_group))
         tokens = int(all_reduce_sum(torch.tensor(valid_tokens, device=device), self._loss_group))
         if tokens == 0:
-            raise ValueError("validator: no token of the held-out rows is to be predicted; give other data")
+            raise RunError("validator: no token of the held-out rows is to be predicted; give other data")
         return loss / tokens
 
     def close(self) -> None:

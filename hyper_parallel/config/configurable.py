@@ -174,16 +174,16 @@ class Slot(Generic[ProductT_co]):
 
 
 def slot(
-    default: Callable[[], Buildable[Any]] | None,
+    default: Callable[[], Buildable[Any] | tuple[Buildable[Any], ...]] | None,
     *,
     runtime: str = "",
     aliases: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that holds a Buildable.
+    """A dataclass field that holds a Buildable, or a tuple of them.
 
-    `default` makes the default Config (usually a Config class); None makes the slot optional. `runtime` names, space
-    separated, what the trainer passes to that `build`: the resolver reads it to see whether anything is missing, a
-    `Target` to see what it may take.
+    `default` makes the default Config (usually a Config class) or tuple; None makes the slot optional. `runtime` names,
+    space separated, what the trainer passes to that `build`: the resolver reads it to see whether anything is missing,
+    a `Target` to see what it may take.
     """
     metadata = {"slot": Slot(tuple(runtime.split())), "aliases": aliases}
     if default is None:

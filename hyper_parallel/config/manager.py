@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
@@ -45,6 +45,8 @@ class Opened:
     """Canonical path -> the path that the user wrote, where the two differ."""
     file: YamlFile | None = None
     """The file that the tree was read from."""
+    flagged: Collection[str] = ()
+    """Paths that the door's own flags have set, which no line of the file is about."""
 
     def faults(self, faults: Iterable[Fault], flags: Mapping[str, str]) -> list[Fault]:
         """`faults` of the tree in the user's words, each with its line where the value is from the file.
@@ -57,7 +59,7 @@ class Opened:
                 told.append(dataclasses.replace(fault, path=flags[fault.path]))
                 continue
             fault = dataclasses.replace(fault, path=resolver.spelled(fault.path, self.written))
-            told.extend(self.file.placed([fault]) if self.file else [fault])
+            told.extend(self.file.placed([fault]) if self.file and fault.path not in self.flagged else [fault])
         return told
 
 
@@ -221,7 +223,12 @@ def _open_yaml(root: type[Any], path: str, flags: Sequence[Override]) -> Opened:
         raise_faults(overrides.stray(lenient[0].words, after=lenient[0].name) if lenient else ())
         own = [flag for flag in flags if flag.name.partition(".")[0] in ("model", "data", "train")]
         args = legacy.read_legacy(file, own, lenient=bool(lenient))
-        return Opened(legacy.legacy_to_trainer_config(args), [flag for flag in flags if flag not in own], {}, file)
+        rest, flagged = [flag for flag in flags if flag not in own], {flag.name.replace("-", "_") for flag in own}
+        try:
+            tree = legacy.legacy_to_trainer_config(args)
+        except ConfigError as error:
+            raise ConfigError(Opened(None, rest, {}, file, flagged).faults(error.faults, {})) from error
+        return Opened(tree, rest, legacy.LEGACY_NAMES, file, flagged)
     if lenient:
         raise ConfigError.one(lenient[0].name, f"{path} is no file of groups model, data and train", "remove it")
     filled = fill_targets(file.content, root)

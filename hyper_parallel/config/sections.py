@@ -128,8 +128,8 @@ class ParallelismConfig(ConfigNode):
         yield from at_least(self, 0, "pp_embedding_layers", "pp_head_layers")
         alone = {"pp_schedule": "1f1b", "pp_virtual_stages": None, "pp_embedding_layers": 1.0, "pp_head_layers": 1.0}
         for name, default in alone.items() if self.pp == 1 else ():
-            if getattr(self, name) != default:
-                yield Fault(name, f"{getattr(self, name)}, but pp is 1: there is no pipeline", "leave it out, or set pp")
+            if (value := getattr(self, name)) != default:
+                yield Fault(name, f"{value}, but pp is 1: there is no pipeline", "leave it out, or set pp above 1")
         for name in ("tp", "cp", "ep"):
             degree = getattr(self, name)
             if degree > 1:

@@ -92,3 +92,17 @@ def gradient_sync(model_parts: Iterable[nn.Module], *, last: bool) -> None:
             part.set_is_last_backward(last)
             part.set_requires_gradient_sync(last)
             part.set_reshard_after_backward(last)
+
+
+def reshard(model_parts: Iterable[nn.Module]) -> None:
+    """Frees parameters that are still gathered: a forward without a backward, as in validation, leaves those of the
+    root so. What is done to their values then would not reach the shards, and numpy must not see memory that FSDP
+    frees."""
+    if not dist.is_initialized():
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in model_parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()

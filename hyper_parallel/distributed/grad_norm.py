@@ -73,7 +73,8 @@ def clip_grad_norm(
     norm = all_reduce_sum(torch.stack(squares).sum(), pp_group).sqrt()
 
     if max_norm is not None:
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        # A norm that is NaN scales nothing: it can still be seen which gradients it comes from.
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)
         for same_kind in _by_device_and_dtype(local_grads):
             torch._foreach_mul_(same_kind, scale.to(same_kind[0].device))
     return norm

@@ -18,6 +18,7 @@ from torch import nn
 
 from hyper_parallel.config.errors import RunError
 from hyper_parallel.distributed.atomic_folder import make_partial, partial_name, publish
+from hyper_parallel.distributed.fsdp import reshard
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.safetensors_writer import DTYPE_NAMES, SafetensorsWriter, TensorSpec
 from hyper_parallel.distributed.together import on_rank_0, together
@@ -314,7 +315,8 @@ def _files(
 
 
 def _parameters(model_parts: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name in the plain model and parameter; of tied ones the first."""
+    """Name in the plain model and parameter, sharded where it may be; of tied ones the first."""
+    reshard(model_parts)
     for part in model_parts:
         for name, parameter in part.named_parameters():
             yield canonical_name(name), parameter

@@ -17,14 +17,15 @@ from hyper_parallel.components.metrics import MetricsProcessor, StepMetrics
 from hyper_parallel.components.optimizer import OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.validator import Validator
+from hyper_parallel.config.errors import RunError
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import destroy_distributed
 from hyper_parallel.platform import get_platform
 from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.trainer.callbacks import Callback, CallbackHandler, TrainerState
 from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.forward_backward import ForwardBackward
-from hyper_parallel.trainer.garbage import GarbageCollection
-from hyper_parallel.trainer.phases import ClipGradFn, TrainState
+from hyper_parallel.trainer.phases import ClipGradFn
 from hyper_parallel.trainer.step import FiniteGuard, StepTotals, check_step, loss_scales, loss_shares
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,9 @@ class BaseTrainer:
     profiler: Profiler
     validator: Validator
     finite_guard: FiniteGuard | None
-    state: TrainState
+    state: TrainerState
     training_steps: int
+    callbacks: CallbackHandler
 
     def get_batch(self, micro_batch: dict[str, Any]) -> dict[str, Any]:
         """Hook: the keyword arguments of the model's forward for one micro-batch, on the device.
@@ -70,28 +72,42 @@ class BaseTrainer:
 
     def train(self) -> None:
         """Trains from the newest checkpoint, or from the start, to `training_steps`."""
+        state = self.state
+        state.max_steps = self.training_steps  # which may have been changed since it was planned
         self.checkpointer.load()
-        self.metrics.on_resume(self.state.step)
-        if self.state.step >= self.training_steps:
+        if self.checkpointer.last_complete is not None:
+            self._dispatch_checkpoint("on_load")
+        first, last = state.global_step + 1, self.training_steps
+        if first > last:
             logger.info(
                 "already at step %d of %d, nothing to train: raise --training.steps, or give another --dump_folder",
-                self.state.step,
-                self.training_steps,
+                state.global_step,
+                last,
             )
             return
-        batches, training = iter(self.dataloader), self.config.training
-        with self.profiler, GarbageCollection(training.gc_steps) as garbage:
-            while self.state.step < self.training_steps:
-                record = self.train_step(batches)
-                step = self.state.step
-                if self.validator.due(step):
-                    record.extra["validation_loss"] = self.validator.validate()
-                self.metrics.log(record)
+        state.epoch = self._epoch(first)
+        self.dispatch("on_train_begin")
+        batches = iter(self.dataloader)
+        with self.profiler:
+            for step in range(first, last + 1):
+                state.epoch = self._epoch(step)
+                if step == first or state.epoch != self._epoch(step - 1):
+                    self.dispatch("on_epoch_begin")
+                state.record = self.train_step(batches)
+                self.dispatch("on_step_end")
+                self.dispatch("on_log")
                 self.profiler.step()
-                self.checkpointer.maybe_save(step, last=step == self.training_steps)
-                garbage.step(step)
-                if training.empty_cache_steps and step % training.empty_cache_steps == 0:
-                    get_platform().empty_cache()
+                saved = self.checkpointer.last_complete_step == step  # by a callback
+                if not saved and self.checkpointer.maybe_save(step, last=step == last):
+                    self._dispatch_checkpoint("on_save")
+                if step == last or state.epoch != self._epoch(step + 1):
+                    self.dispatch("on_epoch_end")
+        self.dispatch("on_train_end")
+
+    def _epoch(self, step: int) -> int:
+        """The pass over the data that the first row of `step` belongs to. Data without a known end is one pass."""
+        rows = getattr(self.dataloader, "rows_per_epoch", None)
+        return (step - 1) * self.config.training.global_batch_size // rows if rows else 0
 
     def train_step(self, batches: Iterator[list[dict[str, Any]]]) -> StepMetrics:
         """One optimizer step over the next item of the dataloader.
@@ -100,10 +116,12 @@ class BaseTrainer:
             NonFiniteError: loss or gradient norm is not finite; on every rank, before any weight is changed.
             TrainingError: the loss is not zero though no label is to be trained.
         """
+        state = self.state
+        state.global_step += 1
+        self.dispatch("on_step_begin")
         start = time.perf_counter()
         micro_batches = next(batches)
         data_seconds = time.perf_counter() - start
-        step = self.state.step + 1
         lr = self.optimizers.lr
 
         group, device = self.parallel_dims.loss_group, get_platform().device()
@@ -114,23 +132,27 @@ class BaseTrainer:
         rows = self.config.training.global_batch_size
         for output, scale in zip(self.forward_backward(micro_batches, scales), scales, strict=True):
             totals.add(*loss_shares(output, scale, rows))
+            state.model_output = output
+            self.dispatch("on_substep_end")
+            state.model_output = None
         if self.finite_guard is not None:
             self.finite_guard.check_gradients()
         grad_norm = self.clip_grad_fn(
             [p for part in self.model_parts for p in part.parameters()], self.config.training.max_grad_norm
         )
         loss, aux_loss, norm = totals.reduce(group, grad_norm)
-        check_step(step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)
+        state.grad_norm = norm
+        self.dispatch("on_pre_optimizer_step")
+        check_step(state.global_step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.lr_schedulers.step()
 
         tokens = self.parallel_dims.dp_size * sum(m["input_ids"].numel() for m in micro_batches)
-        self.state.step = step
-        self.state.tokens += tokens
+        state.tokens += tokens
         seconds = time.perf_counter() - start
         return StepMetrics(
-            step=step,
+            step=state.global_step,
             loss=loss,
             grad_norm=norm,
             lr=lr,
@@ -142,6 +164,31 @@ class BaseTrainer:
             extra={} if aux_loss is None else {"aux_loss": aux_loss},
         )
 
+    def evaluate(self) -> float:
+        """The loss on held-out data, as it is now. Every rank must call it; callbacks are told."""
+        self.state.validation_loss = self.validator.validate()
+        self.dispatch("on_evaluate")
+        return self.state.validation_loss
+
+    def save_checkpoint(self) -> None:
+        """Saves the step that has ended, unless it is saved already. Every rank must call it; callbacks are told."""
+        step = self.state.global_step
+        if self.checkpointer.last_complete_step != step:
+            self.checkpointer.save(step)
+            self._dispatch_checkpoint("on_save")
+
+    def _dispatch_checkpoint(self, moment: str) -> None:
+        self.state.checkpoint_folder = self.checkpointer.last_complete
+        self.dispatch(moment)
+
+    def add_callback(self, callback: Callback) -> None:
+        """Puts `callback`, made with this trainer, behind all others; its `on_init_end` is called at once."""
+        self.callbacks.add(callback, self.state)
+
+    def dispatch(self, moment: str) -> None:
+        """Tells every callback of `moment`."""
+        self.callbacks.dispatch(moment, self.state)
+
     def __enter__(self) -> Self:
         return self
 
@@ -151,10 +198,17 @@ class BaseTrainer:
     def close(self, *, failed: bool = False) -> None:
         """Ends threads and writers and leaves the process group. May be called more than once.
 
-        `failed`: this rank ends with an error, so the others are not waited for.
+        `failed`: this rank ends with an error, so the others are not waited for, and what callbacks raise now is but
+        logged.
         """
         self.dataloader.close()
         self.validator.close()
         self.metrics.close()
+        try:
+            self.callbacks.close(self.state)
+        except RunError as error:
+            if not failed:
+                raise
+            logger.error("%s", error)
         if not failed:
             destroy_distributed()

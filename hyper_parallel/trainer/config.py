@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
@@ -28,10 +28,10 @@ from hyper_parallel.config.sections import (
     ParallelismConfig,
     TrainingConfig,
 )
-from hyper_parallel.distributed.pipeline_plan import schedule_faults as pipeline_schedule_faults
-from hyper_parallel.distributed.pipeline_plan import schedule_of, stages_per_rank
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
+from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback
+from hyper_parallel.trainer.pipeline_faults import pipeline_faults
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -84,6 +84,8 @@ class TrainerConfig(Configurable.Config):
         Validator.Config, runtime="model_parts evaluate loader_arguments loss_group training_steps"
     )
     """Loss on held-out data."""
+    callbacks: tuple[Buildable[Callback], ...] = slot(tuple, runtime="trainer")
+    """Observers of the run, told of each moment in this order, after those that every run has."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How long, in what batches, in which numbers."""
@@ -106,14 +108,15 @@ class TrainerConfig(Configurable.Config):
         yield from _tokenizer_faults(self)
         yield from _initial_weights_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
-        if min(self.parallelism.dp_replicate, self.parallelism.pp) >= 1 and (self.parallelism.dp_shard >= 1 or self.parallelism.dp_shard == -1):
+        p = self.parallelism
+        if min(p.dp_replicate, p.pp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
                 degrees = resolve_degrees(self.parallelism, world_size)
             except ConfigError as error:
                 yield from error.faults
             else:
                 faults = list(_batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard))
-                yield from faults or _pipeline_faults(self, degrees.dp_replicate * degrees.dp_shard)
+                yield from faults or pipeline_faults(self, degrees.dp_replicate * degrees.dp_shard)
         if self.training.steps is not None and self.training.steps >= 1:
             yield from schedule_faults(self, self.training.steps)
         yield from _validation_faults(self)
@@ -123,7 +126,11 @@ class TrainerConfig(Configurable.Config):
 def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
     spec = config.model_spec
     if spec is None:
-        yield Fault("model_spec", "no model is chosen", "give --model_spec FAMILY[:FLAVOR or :FOLDER]")
+        remedy = (
+            "give --model_spec FAMILY[:FLAVOR or :FOLDER], or name the model's create_model_spec as the _target_ of "
+            "the file's model"
+        )
+        yield Fault("model_spec", "no model is chosen", remedy)
         return
     if spec.build_model_fn is not None:
         yield Fault("model_spec.build_model_fn", f"{spec.name} has one, which is not supported yet", "leave it None")
@@ -159,11 +166,16 @@ def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
 
 
 def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
-    if isinstance(config.profiler, Profiler.Config) and config.profiler.enable:
-        beyond = [rank for rank in config.profiler.ranks if rank >= world_size]
+    places = {"profiler": config.profiler} | {f"callbacks.{i}": item for i, item in enumerate(config.callbacks)}
+    profilers = {path: item for path, item in places.items() if isinstance(item, Profiler.Config) and item.enable}
+    for path, profiler in profilers.items():
+        beyond = [rank for rank in profiler.ranks if rank >= world_size]
         if beyond:
             fact = f"{', '.join(map(str, beyond))} are not among the ranks 0 to {world_size - 1}"
-            yield Fault("profiler.ranks", fact, "remove them")
+            yield Fault(f"{path}.ranks", fact, "remove them")
+    for path in list(profilers)[1:]:
+        fact = f"True, and so is {next(iter(profilers))}.enable, but a process can run one profiler alone"
+        yield Fault(f"{path}.enable", fact, "set one of them False")
 
 
 def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Fault]:
@@ -175,7 +187,13 @@ def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Faul
 
 def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:
     train, validator = config.dataloader, config.validator
-    if not (isinstance(validator, Validator.Config) and validator.enable):
+    if not isinstance(validator, Validator.Config):
+        return
+    if not validator.enable:
+        for i, item in enumerate(config.callbacks):
+            if isinstance(item, EvaluateCallback.Config) and item.eval_steps:
+                fact = f"{item.eval_steps}, but validator.enable is False, so there is no held-out data"
+                yield Fault(f"callbacks.{i}.eval_steps", fact, "set validator.enable True")
         return
     held_out = validator.dataloader
     if not (isinstance(train, TextDataLoader.Config) and isinstance(held_out, TextDataLoader.Config)):
@@ -207,36 +225,8 @@ def _batch_faults(training: TrainingConfig, dp_size: int) -> Iterator[Fault]:
         )
 
 
-def _pipeline_faults(config: TrainerConfig, dp_size: int) -> Iterator[Fault]:
-    """Faults of a pipeline, for batches that divide exactly. Those that concern its layers are the model's to tell."""
-    parallelism, training, spec = config.parallelism, config.training, config.model_spec
-    if parallelism.pp == 1 or min(training.micro_batch_size, parallelism.pp_virtual_stages or 1) < 1:
-        return
-    yield from pipeline_schedule_faults(
-        parallelism,
-        global_batch_size=training.global_batch_size,
-        micro_batch_size=training.micro_batch_size,
-        dp_size=dp_size,
-    )
-    per_rank, maker = stages_per_rank(parallelism), getattr(config.optimizer, "callable", None)
-    refused = {
-        "model_spec.pipelining_fn": (
-            spec is not None and spec.pipelining_fn is None,
-            "None: this family cannot be taken apart",
-        ),
-        "model_spec.clip_grad_fn": (
-            spec is not None and spec.clip_grad_fn is not None,
-            "given: it sees the parameters of one stage alone, and cannot tell the norm of all",
-        ),
-        "compile.enable": (
-            config.compile.enable and schedule_of(parallelism).splits_backward,
-            f"True: pp_schedule {parallelism.pp_schedule} takes the backward apart, which a compiled one cannot be",
-        ),
-        "optimizer": (
-            per_rank > 1 and isinstance(maker, type) and issubclass(maker, torch.optim.Optimizer),
-            f"a plain {getattr(maker, '__name__', '')}: it is made for one model part, and each rank has {per_rank}",
-        ),
-    }
-    for path, (is_on, fact) in refused.items():
-        if is_on:
-            yield Fault(path, f"{fact}; parallelism.pp is {parallelism.pp}", "change it, or set parallelism.pp 1")
+def __getattr__(name: str) -> Any:
+    """Scripts of model/data/train files look for two names of `trainer.legacy` here, which stands on this module."""
+    if name in ("HyperTrainerConfig", "parse_args"):
+        return getattr(import_module("hyper_parallel.trainer.legacy"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

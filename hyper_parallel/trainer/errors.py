@@ -30,3 +30,16 @@ class NotFiniteHereError(TrainingError):
     """`debug.check_nan_inf` found numbers that are not finite on this rank."""
 
     every_rank = False
+
+
+class CallbackError(TrainingError):
+    """A callback raised what it should not have. Its traceback is in the log."""
+
+    every_rank = False
+
+    def __init__(self, callback: str, moment: str, step: int, rank: int, error: Exception) -> None:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        super().__init__(
+            f"step {step}: {callback} raised in {moment} on rank {rank}: {cause}; its traceback is in the log; mend "
+            "it, or leave it out of callbacks"
+        )

@@ -1,4 +1,4 @@
-"""Forward and backward passes of one optimizer step: micro-batch by micro-batch here, or through a pipeline of ranks."""
+"""Forward and backward passes of one optimizer step: one micro-batch after the other, or in a pipeline of ranks."""
 
 from __future__ import annotations
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from hyper_parallel.config import manager
-from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.distributed.process_group import launched_world_size
 from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.hyper_trainer import HyperTrainer
-from hyper_parallel.trainer.legacy import HyperTrainerConfig, in_legacy_words, legacy_to_trainer_config
+from hyper_parallel.trainer.legacy import HyperTrainerConfig, front_door, legacy_to_trainer_config, legacy_words
 
 
 class LLMTrainer(HyperTrainer):
@@ -17,15 +16,14 @@ class LLMTrainer(HyperTrainer):
         """Converts and checks `args`, saves what is trained in its dump folder, and builds all of it.
 
         Raises:
-            ConfigError: with every fault, in the words of `args`; nothing is written or built then.
+            FrontDoorError: a ConfigError with every fault, in the words of `args`; nothing is built then.
         """
-        if isinstance(args, TrainerConfig):
-            self._open(args.derive())
-            return
-        try:
-            self._open(legacy_to_trainer_config(args))
-        except ConfigError as error:
-            raise ConfigError(in_legacy_words(error.faults)) from error
+        with front_door():
+            if isinstance(args, TrainerConfig):
+                self._open(args.derive())
+            else:
+                with legacy_words():
+                    self._open(legacy_to_trainer_config(args))
 
     def _open(self, config: TrainerConfig) -> None:
         config = manager.finish(config, launched_world_size())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,9 +30,22 @@ from hyper_parallel.distributed.process_group import init_distributed, launched_
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.environment import prepare_environment
 from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.trainer.callbacks import (
+    Callback,
+    CallbackHandler,
+    EnvironMeterCallback,
+    EvaluateCallback,
+    GarbageCollectionCallback,
+    LoggingCallback,
+    TqdmCallback,
+    TrainerState,
+)
 from hyper_parallel.trainer.config import TrainerConfig, schedule_faults
 from hyper_parallel.trainer.forward_backward import Accumulation, ForwardBackward, GetBatch, Pipelined
 from hyper_parallel.trainer.step import FiniteGuard
+
+if TYPE_CHECKING:
+    from hyper_parallel.trainer.base import BaseTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -42,22 +55,6 @@ DEFAULT_STEPS = 100
 
 ClipGradFn = Callable[[list[torch.nn.Parameter], float | None], torch.Tensor]
 """`(parameters, max_norm)` -> the norm before clipping; gradients are scaled in place, unless max_norm is None."""
-
-
-@dataclass
-class TrainState:
-    """How far the run has come."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    tokens: int = 0
-    """Tokens seen, over all ranks."""
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step, "tokens": self.tokens}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step, self.tokens = state["step"], state["tokens"]
 
 
 def set_up_logging(global_rank: int) -> None:
@@ -242,9 +239,7 @@ def build_optimizers(
     return optimizers
 
 
-def choose_clip_grad_fn(
-    config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims
-) -> ClipGradFn:
+def choose_clip_grad_fn(config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims) -> ClipGradFn:
     """Step 9: the model's own way to clip gradients, where its spec has one. Ours counts over all pipeline stages."""
     assert config.model_spec is not None
     copies = [part.get_parameter(name) for part in model_parts for name in part.copied_parameters]
@@ -298,7 +293,7 @@ def build_checkpointer(
     lr_schedulers: LRSchedulersContainer,
     tokenizer: BaseTokenizer,
     dataloader: BaseDataLoader,
-    train_state: TrainState,
+    train_state: TrainerState,
 ) -> CheckpointManager:
     """Step 10. The manager knows Hugging Face's names where the model's spec has an adapter."""
     assert config.model_spec is not None
@@ -356,3 +351,35 @@ def build_validator(
 def guard_finite(config: TrainerConfig, model_parts: list[BaseModel]) -> FiniteGuard | None:
     """Step 11: hooks that name the source of a NaN, when `debug.check_nan_inf` asks for them."""
     return FiniteGuard(model_parts) if config.debug.check_nan_inf else None
+
+
+def build_callbacks(config: TrainerConfig, trainer: BaseTrainer) -> CallbackHandler:
+    """Step 11, when all else stands: the default chain, then `config.callbacks`.
+
+    Raises:
+        ConfigError: one of `config.callbacks` does not suit the run, or is no callback.
+    """
+    training = config.training
+    chain: list[Callback] = [
+        EnvironMeterCallback(trainer),
+        LoggingCallback.Config().build(trainer=trainer, metrics=trainer.metrics),
+        TqdmCallback.Config().build(trainer=trainer, metrics=trainer.metrics),
+        EvaluateCallback.Config().build(trainer=trainer),
+        GarbageCollectionCallback.Config(
+            gc_steps=training.gc_steps, empty_cache_steps=training.empty_cache_steps
+        ).build(trainer=trainer),
+    ]
+    faults: list[Fault] = []
+    for i, item in enumerate(config.callbacks):
+        try:
+            callback: Any = item.build(trainer=trainer)
+        except ConfigError as error:
+            faults += (dataclasses.replace(fault, path=f"callbacks.{i}.{fault.path}") for fault in error.faults)
+            continue
+        if isinstance(callback, Callback):
+            chain.append(callback)
+        else:
+            made, base = type(callback).__name__, f"{Callback.__module__.rpartition('.')[0]}.{Callback.__name__}"
+            faults.append(Fault(f"callbacks.{i}", f"it makes a {made}, which is no callback", f"derive it from {base}"))
+    raise_faults(faults)
+    return CallbackHandler(chain)

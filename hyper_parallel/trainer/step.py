@@ -117,14 +117,20 @@ class FiniteGuard:
         Raises:
             NotFiniteHereError: naming every parameter whose gradient on this rank is not finite.
         """
-        offenders = [
-            canonical_name(name)
-            for part in self._parts
-            for name, parameter in part.named_parameters()
-            if parameter.grad is not None and not torch.isfinite(_local(parameter.grad)).all()
-        ]
+        offenders = nonfinite_gradients(self._parts)
         if offenders:
             raise NotFiniteHereError(f"debug.check_nan_inf: gradients that are not finite: {', '.join(offenders)}")
+
+
+def nonfinite_gradients(model_parts: Sequence[nn.Module]) -> dict[str, int]:
+    """Canonical name of each parameter -> how many elements of its gradient on this rank are not finite, where any."""
+    counts = {
+        canonical_name(name): int((~torch.isfinite(_local(parameter.grad))).sum())
+        for part in model_parts
+        for name, parameter in part.named_parameters()
+        if parameter.grad is not None
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hyper_parallel.components.metrics.console import ConsoleLog
@@ -11,7 +12,7 @@ from hyper_parallel.components.metrics.progress_bar import ProgressBar
 from hyper_parallel.components.metrics.record import StepMetrics
 from hyper_parallel.components.metrics.sink import MetricsSink
 from hyper_parallel.components.metrics.tensorboard import TensorBoard
-from hyper_parallel.config.configurable import Buildable, Configurable, setting
+from hyper_parallel.config.configurable import Buildable, Configurable, slot
 
 
 def default_sinks() -> tuple[Buildable[MetricsSink], ...]:
@@ -26,7 +27,7 @@ class MetricsProcessor(Configurable):
     class Config(Configurable.Config):
         """Where the numbers go."""
 
-        sinks: tuple[Buildable[MetricsSink], ...] = setting(default_factory=default_sinks)
+        sinks: tuple[Buildable[MetricsSink], ...] = slot(default_sinks, runtime="dump_folder training_steps")
         """Who takes the numbers of each step, in this order."""
 
     def __init__(
@@ -62,13 +63,19 @@ class MetricsProcessor(Configurable):
             sink.open(step)
         self._is_open = True
 
-    def log(self, record: StepMetrics) -> None:
-        """Hands `record`, with its MFU, to every sink, opening them after the step before it if nobody did."""
-        if self._flops_share is not None:
-            record = dataclasses.replace(record, mfu=record.tokens_per_second * self._flops_share)
+    def complete(self, record: StepMetrics) -> StepMetrics:
+        """`record` with its MFU, where that is known; numbers that are added to either are in both."""
+        if self._flops_share is None:
+            return record
+        return dataclasses.replace(record, mfu=record.tokens_per_second * self._flops_share)
+
+    def log(self, record: StepMetrics, sinks: Iterable[MetricsSink] | None = None) -> None:
+        """Hands `record`, complete, to some of the sinks (None: all), opening all after the step before it if nobody
+        did."""
+        record = self.complete(record)
         if not self._is_open:
             self.on_resume(record.step - 1)
-        for sink in self.sinks:
+        for sink in self.sinks if sinks is None else sinks:
             sink.write(record)
 
     def close(self) -> None:

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Literal
 
 from hyper_parallel.components.metrics.record import StepMetrics
-from hyper_parallel.components.metrics.sink import MetricsSink
+from hyper_parallel.components.metrics.sink import PeriodicSink
 from hyper_parallel.config.errors import Fault
 
 
-class WandB(MetricsSink):
+class WandB(PeriodicSink):
     """Sends each number as ``train/<name>``. A resumed run goes on in the same W&B run."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(MetricsSink.Config):
-        """Which W&B run."""
+    class Config(PeriodicSink.Config):
+        """How often, and which W&B run."""
 
+        interval_steps: int = 1
+        """Every this many steps, and at the first and the last."""
         project: str = "hyper_parallel"
         """W&B project."""
         entity: str | None = None
@@ -31,26 +33,26 @@ class WandB(MetricsSink):
         """offline: write under the dump folder, to be sent later by `wandb sync`."""
 
         def faults(self) -> Iterator[Fault]:
+            yield from PeriodicSink.Config.faults(self)
             if find_spec("wandb") is None:
                 yield Fault("project", "the W&B sink needs the package wandb", "pip install wandb, or leave it out")
 
-    def __init__(self, config: Config, *, dump_folder: str, training_steps: int) -> None:
-        super().__init__(config, dump_folder=dump_folder, training_steps=training_steps)
-        self._settings = config
+    config: Config
 
     def open(self, last_step: int) -> None:
         import wandb
 
+        super().open(last_step)
         folder = Path(self.dump_folder)
         id_file = folder / "wandb_run_id"
         if last_step == 0 or not id_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             id_file.write_text(uuid.uuid4().hex)
         self._run = wandb.init(
-            project=self._settings.project,
-            entity=self._settings.entity,
-            name=self._settings.run_name,
-            mode=self._settings.mode,
+            project=self.config.project,
+            entity=self.config.entity,
+            name=self.config.run_name,
+            mode=self.config.mode,
             dir=str(folder),
             id=id_file.read_text(),
             resume="allow",
@@ -59,6 +61,8 @@ class WandB(MetricsSink):
         self._run.define_metric("train/*", step_metric="step")
 
     def write(self, record: StepMetrics) -> None:
+        if not self.is_due(record):
+            return
         numbers = record.as_dict()
         self._run.log({"step": numbers.pop("step")} | {f"train/{k}": v for k, v in numbers.items() if v is not None})
 

@@ -281,12 +281,11 @@ class Decoder(BaseModel):
     def _tokens_per_expert(self, stats: dict[int, RouterStats], device: torch.device) -> torch.Tensor | None:
         if not self.experts_of_layer:
             return None
-        return torch.stack(
-            [
-                stats[layer].tokens_BE.sum(0) if layer in stats else torch.zeros(experts, dtype=torch.int64, device=device)
-                for layer, experts in self.experts_of_layer.items()
-            ]
-        )
+        counts = []
+        for layer, experts in self.experts_of_layer.items():
+            nothing_E = torch.zeros(experts, dtype=torch.int64, device=device)
+            counts.append(stats[layer].tokens_BE.sum(0) if layer in stats else nothing_E)
+        return torch.stack(counts)
 
     def blocks(self) -> list[nn.Module]:
         return [block for block in self.layers if block is not None]

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from hyper_parallel.config import manager, overrides, yaml_file
+from hyper_parallel.config import overrides, yaml_file
 from hyper_parallel.config.configurable import ConfigNode, join
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
 from hyper_parallel.config.overrides import Override
 from hyper_parallel.config.schema import field_types
 from hyper_parallel.config.values import coerce
 from hyper_parallel.config.yaml_file import YamlFile
+from hyper_parallel.trainer.legacy.front_door import front_door
 from hyper_parallel.trainer.legacy.schema import HyperTrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -35,21 +36,6 @@ _DOORS = (
 )
 
 
-class CommandLineError(ConfigError, SystemExit):
-    """Faults in `sys.argv`, printed already. Uncaught, it ends a script with exit code 2, as argparse's errors do."""
-
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        ConfigError.__init__(self, faults)
-        self.code = 2
-
-
-def is_legacy(content: Mapping[str, Any]) -> bool:
-    """Whether a YAML file's content is of this kind: it has `train`, `data`, or a `model` with a name."""
-    model = content.get("model")
-    named = isinstance(model, Mapping) and "name" in model and "_target_" not in model
-    return named or any(group in content for group in ("train", "data", "parallel", "optim"))
-
-
 def parse_args(root: type[RootT], argv: Sequence[str] | None = None) -> RootT:
     """The tree that a command line asks for: a YAML file or none, then flags such as ``--train.max_steps 3``.
 
@@ -57,17 +43,13 @@ def parse_args(root: type[RootT], argv: Sequence[str] | None = None) -> RootT:
         argv: the words after the program; None: those of this process.
 
     Raises:
-        ConfigError: with every fault. Those of this process's own command line are printed too, and end a script that
-            does not catch them with exit code 2.
+        ConfigError: with every fault. For the words of this process it is a FrontDoorError, which ends a script.
         SystemExit: with code 0, once `--help` is printed.
     """
-    try:
-        return _parse(root, sys.argv[1:] if argv is None else argv)
-    except ConfigError as error:
-        if argv is not None:
-            raise
-        manager.report(error)
-        raise CommandLineError(error.faults) from None
+    if argv is not None:
+        return _parse(root, argv)
+    with front_door():
+        return _parse(root, sys.argv[1:])
 
 
 def read_legacy(file: YamlFile, flags: Sequence[Override], *, lenient: bool) -> HyperTrainerConfig:

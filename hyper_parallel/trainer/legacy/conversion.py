@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,16 @@ def legacy_to_trainer_config(args: HyperTrainerConfig) -> TrainerConfig:
     return config
 
 
-def in_legacy_words(faults: Iterable[Fault]) -> list[Fault]:
-    """Faults of the tree that is trained, at the fields that its values come from."""
+@contextmanager
+def legacy_words() -> Iterator[None]:
+    """Faults of the tree that is trained, found within, stand at the fields that its values come from."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(_in_legacy_words(error.faults)) from error
+
+
+def _in_legacy_words(faults: Iterable[Fault]) -> list[Fault]:
     return [dataclasses.replace(fault, path=spelled(fault.path, LEGACY_NAMES)) for fault in faults]
 
 
@@ -113,7 +122,7 @@ def _conflicts(args: HyperTrainerConfig) -> Iterator[Fault]:
             yield Fault("train.eval.eval_dataset", "is given, but data.type is dummy", "leave it out")
 
     ranks = train.accelerator
-    if None not in (ranks.dp, ranks.dp_shard) and ranks.dp != ranks.dp_shard:
+    if ranks.dp is not None and ranks.dp_shard not in (None, -1, ranks.dp):
         fact = f"{ranks.dp} differs from dp_shard {ranks.dp_shard}, and both name the same"
         yield Fault("train.accelerator.dp", fact, "keep one of them")
     if ranks.zero_stage == 1:
@@ -134,7 +143,7 @@ def _conflicts(args: HyperTrainerConfig) -> Iterator[Fault]:
         yield Fault("train.optimizer.lr_min", fact, "leave it out, or choose another style")
 
     folder = train.checkpoint.load_path
-    if folder is not None and not (Path(folder) / "config.json").is_file():
+    if folder is not None and not _describes_model(folder):
         yield Fault(
             "train.checkpoint.load_path",
             f"{folder} is no Hugging Face folder with a config.json",
@@ -145,7 +154,7 @@ def _conflicts(args: HyperTrainerConfig) -> Iterator[Fault]:
 def _node_faults(config: TrainerConfig) -> list[Fault]:
     """Faults of single nodes, in legacy words. Sinks and callbacks have no fixed place, and are asked where made."""
     nodes = [(path, node) for path, node in config.traverse() if not path.startswith(("metrics", "callbacks"))]
-    return in_legacy_words(
+    return _in_legacy_words(
         dataclasses.replace(fault, path=join(path, fault.path)) for path, node in nodes for fault in node.faults()
     )
 
@@ -166,18 +175,16 @@ def _model_spec(model: ModelArguments) -> ModelSpec:
             overrides[name] = value
     flavor = "debug"
     if model.weights_path is not None:
-        flavor, folder = model.weights_path, Path(model.weights_path)
-        if not (folder / "config.json").is_file():
-            fact = f"{folder} is no Hugging Face folder with a config.json"
+        flavor = model.weights_path
+        if not _describes_model(flavor):
+            fact = f"{flavor} is no Hugging Face folder with a config.json"
             faults.append(Fault("model.weights_path", fact, "give one, or leave it out for random weights"))
-        elif not _has_weights(folder) and any(folder.glob("*.bin")):
-            fact = f"the weights in {folder} are no safetensors"
+        elif not _has_weights(flavor) and any(Path(flavor).glob("*.bin")):
+            fact = f"the weights in {flavor} are no safetensors"
             faults.append(Fault("model.weights_path", fact, "save them again with transformers"))
     raise_faults(faults)
-    try:
+    with legacy_words():
         return family.FAMILY.model_spec(flavor, overrides)
-    except ConfigError as error:
-        raise ConfigError(in_legacy_words(error.faults)) from error
 
 
 def _flat_overrides(overrides: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -189,22 +196,26 @@ def _flat_overrides(overrides: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix("text_config."), value
 
 
-def _has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
+def _describes_model(folder: str) -> bool:
+    return (Path(folder) / "config.json").is_file()
+
+
+def _has_weights(folder: str) -> bool:
+    return any(Path(folder).glob("*.safetensors"))
 
 
 def _compose(args: HyperTrainerConfig, spec: ModelSpec | None) -> TrainerConfig:
     """The tree with all that is computed, whatever of `args` is refused."""
     model, train, optimizer = args.model, args.train, args.train.optimizer
     narrow = train.mixed_precision
-    dp_shard = train.accelerator.dp if train.accelerator.dp_shard is None else train.accelerator.dp_shard
+    dp_shard = train.accelerator.dp_shard if train.accelerator.dp is None else train.accelerator.dp
     tokenizer, assets = _tokenizer(args, spec)
     checkpoint = CheckpointManager.Config(enable=train.checkpoint.save_steps != 0)
     if checkpoint.enable:
         checkpoint.interval_steps = train.checkpoint.save_steps
     if train.checkpoint.load_path is not None:
-        checkpoint.load_from = train.checkpoint.load_path
-    elif model.weights_path is not None and _has_weights(Path(model.weights_path)):
+        checkpoint.load_from = train.checkpoint.load_path if _describes_model(train.checkpoint.load_path) else None
+    elif model.weights_path is not None and _has_weights(model.weights_path):
         checkpoint.load_from = model.weights_path
     warmup_ratio = max(0.0, min(optimizer.lr_warmup_ratio, 1.0))
     mode: Any = train.gradient_checkpointing.activation_checkpoint

@@ -14,6 +14,7 @@ from hyper_parallel.protocols.initializer import Constant
 from hyper_parallel.protocols.model import BaseModel, ModelOutput
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer import HyperTrainer
+from hyper_parallel.trainer.callbacks import Callback
 from hyper_parallel.trainer.config import TrainerConfig
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -113,6 +114,7 @@ def built() -> tuple[HyperTrainer, dict[str, dict[str, Any]], list[str]]:
         metrics=Recorder("metrics", calls, lambda **_: "metrics"),
         profiler=Recorder("profiler", calls, lambda **_: "profiler"),
         validator=Recorder("validator", calls, lambda **_: "validator"),
+        callbacks=(Recorder("callbacks", calls, Callback),),
     )
     trainer = config.build()
     return trainer, dict(calls), [name for name, _ in calls]
@@ -136,6 +138,7 @@ def test_each_component_is_built_once_in_the_order_of_the_steps(built: Any) -> N
         "metrics",
         "profiler",
         "validator",
+        "callbacks",
     ]
 
 
@@ -187,6 +190,7 @@ def test_runtime_arguments(built: Any) -> None:
         "loss_group": None,
         "training_steps": 9,
     }
+    assert calls["callbacks"] == {"trainer": trainer}
 
 
 def test_the_runtime_arguments_are_those_that_the_slots_declare(built: Any) -> None:
