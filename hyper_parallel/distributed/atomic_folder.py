@@ -22,14 +22,16 @@ def partial_name(folder: Path) -> Path:
 
 
 def publish(folder: Path) -> None:
-    """Gives what was filled its name. A `folder` that stands there already is removed once the new one does."""
+    """Gives what was filled its name. A `folder` that stands there already is removed once the new one does.
+
+    Whoever needs it to outlive a loss of power syncs its files before, and its parent after.
+    """
     replaced = folder.with_name(f"{folder.name}.replaced")
     if folder.exists():
         if replaced.exists():
             shutil.rmtree(replaced)
         folder.rename(replaced)
     partial_name(folder).rename(folder)
-    sync_folder(folder.parent)
     if replaced.exists():
         shutil.rmtree(replaced)
 

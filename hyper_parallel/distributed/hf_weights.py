@@ -327,7 +327,8 @@ def _files(
     shards: list[dict[str, TensorSpec]] = [{}]
     shard_bytes = 0
     for name, parameter in parameters:
-        for hf_name, tensor in adapter.to_hf(name, torch.empty_like(parameter, device="meta")):
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        for hf_name, tensor in adapter.to_hf(name, whole):
             if shards[-1] and shard_bytes + tensor.nbytes > max_shard_bytes:
                 shards.append({})
                 shard_bytes = 0

@@ -353,7 +353,7 @@ def test_degrees_that_the_tree_refuses_are_named_as_they_were_written():
             "data.text_key: is given, but data.type is dummy; set type json_file, or remove it",
         ),
         (
-            {"train.eval.eval_steps": 5, "train.eval.eval_dataset": "a.jsonl"},
+            {"train.eval.eval_dataset": "a.jsonl"},
             "train.eval.eval_dataset: is given, but data.type is dummy; leave it out",
         ),
         (
@@ -418,6 +418,12 @@ def test_sizes_of_the_folder_and_what_overrides_them(folder):
     sizes = convert(**{"model.weights_path": folder, "model.num_hidden_layers": 2}).model_spec.model
     saved = json.loads((Path(folder) / "config.json").read_text())
     assert (sizes.num_hidden_layers, sizes.num_experts, sizes.hidden_size) == (2, saved["num_experts"], 32)
+
+
+def test_a_folder_that_is_called_like_a_flavor(folder, tmp_path, monkeypatch):
+    (tmp_path / "debug").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    assert convert(**{"model.weights_path": "debug"}).model_spec.model.hidden_size == 32
 
 
 def test_defaults_are_those_of_the_files_not_ours():

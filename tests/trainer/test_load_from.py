@@ -95,7 +95,9 @@ def start_and_export(root: str, out: str) -> dict[str, Any]:
             results[name] = {"logits": logits, "batch": next(iter(trainer.dataloader))}
         with starts_from(Path(root) / name, Path(out) / "runs" / name).build() as trainer:
             trainer.train()
-        with starts_from(Path(root) / name, Path(out) / "runs" / name, dtype=dtype).build() as trainer:
+        config = starts_from(Path(root) / name, Path(out) / "runs" / name, dtype=dtype)
+        config.parallelism.cpu_offload = name == "dense"
+        with config.build() as trainer:
             trainer.checkpointer.load()
             trainer.checkpointer.export_hf(Path(out) / name)
     results["refusal"] = does_not_fit(Path(root) / "moe", Path(out) / "runs" / "refusal")

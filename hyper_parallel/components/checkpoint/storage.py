@@ -159,4 +159,5 @@ def _seal(folder: Path, step: int) -> int:
         os.fsync(stream.fileno())
     sync_folder(partial)
     publish(folder)
+    sync_folder(folder.parent)
     return sum(files.values())

@@ -118,7 +118,7 @@ def _conflicts(args: HyperTrainerConfig) -> Iterator[Fault]:
             yield Fault("data.train_path", "is given, but data.type is dummy", "set type json_file, or remove it")
         if data.text_key != "text":
             yield Fault("data.text_key", "is given, but data.type is dummy", "set type json_file, or remove it")
-        if train.eval.eval_steps and train.eval.eval_dataset is not None:
+        if train.eval.eval_dataset is not None:
             yield Fault("train.eval.eval_dataset", "is given, but data.type is dummy", "leave it out")
 
     ranks = train.accelerator
@@ -175,7 +175,8 @@ def _model_spec(model: ModelArguments) -> ModelSpec:
             overrides[name] = value
     flavor = "debug"
     if model.weights_path is not None:
-        flavor = model.weights_path
+        # A folder that is called like a flavor is still a folder.
+        flavor = f"./{model.weights_path}" if model.weights_path in family.FLAVORS else model.weights_path
         if not _describes_model(flavor):
             fact = f"{flavor} is no Hugging Face folder with a config.json"
             faults.append(Fault("model.weights_path", fact, "give one, or leave it out for random weights"))

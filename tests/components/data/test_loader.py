@@ -308,6 +308,7 @@ def test_empty_texts_are_left_out_and_counted(tmp_path, caplog):
 
 def test_the_embedded_corpus(caplog):
     tokenizer = HuggingFaceTokenizer.Config().build()
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="hyper_parallel"):
         loaders = {
             split: TextDataLoader.Config(split=split).build(
