@@ -208,10 +208,11 @@ def materialize(config: TrainerConfig, model_parts: list[BaseModel]) -> None:
         part.train()
     assert config.model_spec is not None
     logger.info(
-        "model %s:%s, %s parameters in %s, initial weights drawn from seed %d%s",
+        "model %s:%s, %s parameters%s in %s, initial weights drawn from seed %d%s",
         config.model_spec.name,
         config.model_spec.flavor,
         f"{sum(p.numel() for part in model_parts for p in part.parameters()):,}",
+        " of the first rank of the pipeline" if config.parallelism.pp > 1 else "",
         config.training.dtype,
         config.training.seed,
         _fate_of_drawn_weights(config.model_spec.flavor, getattr(config.checkpoint, "load_from", None)),

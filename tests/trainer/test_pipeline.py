@@ -13,6 +13,7 @@ from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.sections import ActivationCheckpointConfig, CompileConfig
+from hyper_parallel.config.target import Target
 from hyper_parallel.models import load_hf
 from hyper_parallel.models.qwen3 import create_model_spec as create_dense_spec
 from hyper_parallel.models.qwen3_moe import create_model_spec as create_moe_spec
@@ -142,6 +143,43 @@ def test_two_ranks_follow_the_single_process(folder: Path, single: Any, two_rank
 def test_four_ranks_follow_the_single_process(folder: Path, single: Any, four_ranks: None, name: str) -> None:
     case = CASES[4][name]
     assert_follows(single[case["model"]], metrics(folder / name), case.get("steps", SHORT))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"pp": 2, "micro_batch_size": 8},
+            "parallelism.pp_schedule: 1f1b needs as many micro-batches as stages, pp 2 x 1 = 2, but "
+            "training.global_batch_size 8 / (micro_batch_size 8 x data-parallel size 1) = 1 micro-batch(es)",
+        ),
+        ({"pp": 4, "pp_schedule": "zbv"}, "parallelism.pp: pp 4 x 2 stage(s) a rank = 8 stages, but the model has 4 "),
+        ({"pp": 2, "pp_schedule": "zbv", "compiled": True}, "compile.enable: True: pp_schedule zbv takes the backward"),
+    ],
+)
+def test_refused_before_any_process_group(dump_folder: str, change: Case, expected: str) -> None:
+    config = config_of(Path(dump_folder), {"model": "moe"} | change)
+    (fault,) = config.cross_faults(change["pp"])
+    assert str(fault).startswith(expected)
+
+
+def test_functions_and_optimizers_that_know_no_pipeline_are_refused(dump_folder: str) -> None:
+    config = config_of(Path(dump_folder), {"model": "moe", "pp": 2, "pp_schedule": "interleaved_1f1b"})
+    assert config.model_spec is not None and not list(config.cross_faults(2))
+    config.model_spec.pipelining_fn = None
+    config.model_spec.clip_grad_fn = print
+    config.optimizer = Target.of(torch.optim.SGD, lr=0.1)
+    assert [(fault.path, fault.fact) for fault in config.cross_faults(2)] == [
+        ("model_spec.pipelining_fn", "None: this family cannot be taken apart; parallelism.pp is 2"),
+        (
+            "model_spec.clip_grad_fn",
+            "given: it sees the parameters of one stage alone, and cannot tell the norm of all; parallelism.pp is 2",
+        ),
+        (
+            "optimizer",
+            "a plain SGD: it is made for one model part, and each rank has 2; parallelism.pp is 2",
+        ),
+    ]
 
 
 # Checkpoints, folders of weights, and what a rank holds
