@@ -27,6 +27,9 @@ def pipeline_faults(config: TrainerConfig, dp_size: int) -> Iterator[Fault]:
     )
     per_rank, maker = stages_per_rank(parallelism), getattr(config.optimizer, "callable", None)
     refused = {
+        f"parallelism.{axis}": (getattr(parallelism, axis) > 1, f"{getattr(parallelism, axis)}: not in a pipeline yet")
+        for axis in ("tp", "cp", "ep")
+    } | {
         "model_spec.pipelining_fn": (
             spec is not None and spec.pipelining_fn is None,
             "None: this family cannot be taken apart",

@@ -217,6 +217,14 @@ def masked_step(config: TrainerConfig) -> tuple[float, float]:
         return record.loss, record.grad_norm
 
 
+def mixed_step(config: TrainerConfig) -> dict[str, float]:
+    """The numbers of the first step, computed in bfloat16."""
+    config.training.dtype, config.training.mixed_precision_param = "float32", "bfloat16"
+    with config.build() as trainer:
+        record = trainer.train_step(iter(trainer.dataloader))
+        return {"loss": record.loss, "aux_loss": record.extra["aux_loss"], "grad_norm": record.grad_norm}
+
+
 def most_live(schedule: str, folder: Path) -> int:
     """Micro-batches whose activations this rank holds at the same time, at most, in a step of eight."""
     config = with_parallelism(tiny_config(folder, steps=5, micro_batch_size=1), pp=2, pp_schedule=schedule)
@@ -250,6 +258,7 @@ def save_and_resume(folder: str) -> dict[str, Any]:
     start.checkpoint = CheckpointManager.Config(enable=False, load_from=str(place / "exported"))
     results["started"] = run_to(start, 0)
     results["masked"] = masked_step(saved_config(place / "masked", pp=2))
+    results["mixed"] = mixed_step(saved_config(place / "mixed", pp=2, pp_schedule="zbv"))
     results["live"] = {schedule: most_live(schedule, place / "live") for schedule in ("gpipe", "1f1b")}
     return results
 
@@ -315,6 +324,14 @@ def test_micro_batches_without_labels(folder: Path, by_rank: Any) -> None:
     for rank in by_rank:
         assert rank["masked"][0] == pytest.approx(loss, abs=1e-12)
         assert rank["masked"][1] == pytest.approx(grad_norm, abs=1e-12)
+
+
+def test_what_is_summed_in_float32_passes_between_stages_in_float32(folder: Path, by_rank: Any) -> None:
+    alone = mixed_step(saved_config(folder / "mixed alone"))
+    for rank in by_rank:
+        assert rank["mixed"]["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+        assert rank["mixed"]["aux_loss"] == pytest.approx(alone["aux_loss"], rel=1e-6)
+        assert rank["mixed"]["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-2)
 
 
 def test_1f1b_holds_as_many_micro_batches_as_stages_lie_ahead(by_rank: Any) -> None:
