@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.config.errors import ConfigError
-from hyper_parallel.config.sections import CompileConfig, TrainingConfig
+from hyper_parallel.config.sections import CompileConfig, ParallelismConfig, TrainingConfig
 from hyper_parallel.models import qwen3, qwen3_moe
 from hyper_parallel.models.common.rope import RopeParameters
 from hyper_parallel.protocols.model import BaseModel
@@ -142,7 +142,9 @@ def test_what_the_model_cannot_do_in_a_run_is_refused() -> None:
 
 def run_with(*, seq_len: int, fullgraph: bool) -> SimpleNamespace:
     return SimpleNamespace(
-        training=TrainingConfig(seq_len=seq_len), compile=CompileConfig(enable=True, fullgraph=fullgraph)
+        training=TrainingConfig(seq_len=seq_len),
+        compile=CompileConfig(enable=True, fullgraph=fullgraph),
+        parallelism=ParallelismConfig(),
     )
 
 
