@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") 
             manager.report(error)
         return 2
     except RunError as error:
-        if manager.speaks() or not error.every_rank:
+        if error.told:
+            time.sleep(LAST_WORD_SECONDS)
+        elif manager.speaks() or not error.every_rank:
             print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

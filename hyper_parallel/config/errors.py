@@ -69,3 +69,5 @@ class RunError(Exception):
 
     every_rank = True
     """Whether every rank raises it at the same point, so that one of them may speak for all."""
+    told = False
+    """Whether another rank has told its cause, so that this one keeps silent."""

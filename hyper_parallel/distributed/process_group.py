@@ -26,6 +26,20 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def first_to_tell() -> bool:
+    """Whether no rank of the process group has asked this before: of ranks that fail alike, one tells why.
+
+    No collective, so it works while others wait in one. True without a process group, and where its store is gone
+    together with the rank that kept it.
+    """
+    if not dist.is_initialized():
+        return True
+    try:
+        return bool(dist.distributed_c10d._get_default_store().add("hyper_parallel/failed", 1) == 1)
+    except dist.DistError:
+        return True
+
+
 def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
     """Joins the other ranks that torchrun started, with the platform's backend unless `comm` names one.
 

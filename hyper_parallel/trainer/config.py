@@ -13,7 +13,7 @@ from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import AutoCELoss, BaseLoss
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
-from hyper_parallel.components.metrics import MetricsProcessor
+from hyper_parallel.components.metrics import MetricsProcessor, MetricsSink
 from hyper_parallel.components.optimizer import AdamW, OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer, folder_faults
@@ -30,7 +30,7 @@ from hyper_parallel.config.sections import (
 )
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
-from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback
+from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
 from hyper_parallel.trainer.pipeline_faults import pipeline_faults
 
 __all__ = [
@@ -121,6 +121,7 @@ class TrainerConfig(Configurable.Config):
             yield from schedule_faults(self, self.training.steps)
         yield from _validation_faults(self)
         yield from _profiler_faults(self, world_size)
+        yield from _sink_faults(self)
 
 
 def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
@@ -176,6 +177,18 @@ def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
     for path in list(profilers)[1:]:
         fact = f"True, and so is {next(iter(profilers))}.enable, but a process can run one profiler alone"
         yield Fault(f"{path}.enable", fact, "set one of them False")
+
+
+def _sink_faults(config: TrainerConfig) -> Iterator[Fault]:
+    sinks = {f"metrics.sinks.{i}": sink for i, sink in enumerate(getattr(config.metrics, "sinks", ()))}
+    for i, item in enumerate(config.callbacks):
+        if isinstance(item, SinkCallback.Config):
+            sinks[f"callbacks.{i}"] = item.sink()
+    writers: dict[str, str] = {}
+    for path, sink in sinks.items():
+        place = sink.writes_to() if isinstance(sink, MetricsSink.Config) else None
+        if place is not None and (first := writers.setdefault(place, path)) != path:
+            yield Fault(path, f"it writes to {place}, as {first} does", "give it another place, or leave one out")
 
 
 def schedule_faults(config: TrainerConfig, training_steps: int) -> Iterator[Fault]:

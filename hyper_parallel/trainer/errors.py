@@ -33,11 +33,12 @@ class NotFiniteHereError(TrainingError):
 
 
 class CallbackError(TrainingError):
-    """A callback raised what it should not have. Its traceback is in the log."""
+    """A callback raised what it should not have. Its traceback is in the log, of the first rank that failed alone."""
 
     every_rank = False
 
-    def __init__(self, callback: str, moment: str, step: int, rank: int, error: Exception) -> None:
+    def __init__(self, callback: str, moment: str, step: int, rank: int, error: Exception, *, told: bool) -> None:
+        self.told = told
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         super().__init__(
             f"step {step}: {callback} raised in {moment} on rank {rank}: {cause}; its traceback is in the log; mend "

@@ -16,7 +16,7 @@ import torch
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.checkpoint.storage import complete_steps
 from hyper_parallel.components.data import TextDataLoader
-from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor, ProgressBar
+from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor, ProgressBar, WandB
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.target import Target
@@ -118,6 +118,17 @@ def test_settings_of_a_sink_are_checked_under_the_callbacks_names(monkeypatch: p
     assert [str(fault) for fault in WandbCallback.Config(log_steps=0).faults()] == [
         "log_steps: 0 is below 1; give 1 or more",
         "project: the W&B sink needs the package wandb; pip install wandb, or leave it out",
+    ]
+
+
+def test_two_writers_of_one_place_are_refused() -> None:
+    config = watched("unused", WandbCallback.Config(), TensorBoardCallback.Config(folder="tensorboard"))
+    config.metrics = MetricsProcessor.Config()
+    config.metrics.sinks += (JsonLines.Config(), JsonLines.Config(filename="other.jsonl"), WandB.Config())
+    assert [str(fault) for fault in config.cross_faults(1)] == [
+        "metrics.sinks.4: it writes to metrics.jsonl, as metrics.sinks.2 does; give it another place, or leave one out",
+        "callbacks.0: it writes to wandb_run_id, as metrics.sinks.6 does; give it another place, or leave one out",
+        "callbacks.1: it writes to tensorboard, as metrics.sinks.3 does; give it another place, or leave one out",
     ]
 
 

@@ -84,8 +84,8 @@ def log_lines() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def rank_1_raises() -> TrainerConfig:
-    """A recipe: a run of ten steps, in the third of which a callback of rank 1 raises."""
+def third_step_raises() -> TrainerConfig:
+    """A recipe: a run of ten steps, in the third of which a callback raises; on one rank with --callbacks.0.rank."""
     config = tiny_config("set --dump_folder", steps=10)
-    config.callbacks = (Target.of(Raises, moment="on_step_end", step=3, rank=1),)
+    config.callbacks = (Target.of(Raises, moment="on_step_end", step=3),)
     return config

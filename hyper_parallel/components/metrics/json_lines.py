@@ -28,6 +28,9 @@ class JsonLines(MetricsSink):
         filename: str = "metrics.jsonl"
         """File in the dump folder."""
 
+        def writes_to(self) -> str:
+            return self.filename
+
         def faults(self) -> Iterator[Fault]:
             if not self.filename.endswith(".jsonl"):
                 # It is emptied where a run starts: it must be no other file of the run, config.json above all.

@@ -19,6 +19,10 @@ class MetricsSink(Configurable, ABC):
     class Config(Configurable.Config):
         """Base of every sink's Config."""
 
+        def writes_to(self) -> str | None:
+            """What no other sink of the run may write to, below dump_folder. None: there is nothing of the kind."""
+            return None
+
     def __init__(self, config: Configurable.Config, *, dump_folder: str, training_steps: int) -> None:
         """Creates nothing yet: files and connections belong to `open`."""
         self.config = config

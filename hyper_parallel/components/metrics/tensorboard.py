@@ -21,6 +21,9 @@ class TensorBoard(PeriodicSink):
         folder: str = "tensorboard"
         """Where the event files lie, below dump_folder."""
 
+        def writes_to(self) -> str:
+            return self.folder
+
     config: Config
 
     def open(self, last_step: int) -> None:

@@ -13,6 +13,9 @@ from hyper_parallel.components.metrics.record import StepMetrics
 from hyper_parallel.components.metrics.sink import PeriodicSink
 from hyper_parallel.config.errors import Fault
 
+RUN_ID_FILE = "wandb_run_id"
+"""Which W&B run is that of the dump folder."""
+
 
 class WandB(PeriodicSink):
     """Sends each number as ``train/<name>``. A resumed run goes on in the same W&B run."""
@@ -32,6 +35,9 @@ class WandB(PeriodicSink):
         mode: Literal["online", "offline"] = "online"
         """offline: write under the dump folder, to be sent later by `wandb sync`."""
 
+        def writes_to(self) -> str:
+            return RUN_ID_FILE
+
         def faults(self) -> Iterator[Fault]:
             yield from PeriodicSink.Config.faults(self)
             if find_spec("wandb") is None:
@@ -44,7 +50,7 @@ class WandB(PeriodicSink):
 
         super().open(last_step)
         folder = Path(self.dump_folder)
-        id_file = folder / "wandb_run_id"
+        id_file = folder / RUN_ID_FILE
         if last_step == 0 or not id_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             id_file.write_text(uuid.uuid4().hex)

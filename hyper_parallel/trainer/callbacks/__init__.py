@@ -12,6 +12,7 @@ from hyper_parallel.trainer.callbacks.memory_monitor_callback import MemoryMonit
 from hyper_parallel.trainer.callbacks.moe_monitor_callback import MoEMonitorCallback
 from hyper_parallel.trainer.callbacks.profiler_callback import ProfilerCallback
 from hyper_parallel.trainer.callbacks.safetensors_export_callback import SafetensorsExportCallback
+from hyper_parallel.trainer.callbacks.sink_callback import SinkCallback
 from hyper_parallel.trainer.callbacks.tensorboard_callback import TensorBoardCallback
 from hyper_parallel.trainer.callbacks.tqdm_callback import ProgressCallback, TqdmCallback
 from hyper_parallel.trainer.callbacks.wandb_callback import WandbCallback
@@ -33,6 +34,7 @@ __all__ = [
     "ProfilerCallback",
     "ProgressCallback",
     "SafetensorsExportCallback",
+    "SinkCallback",
     "TensorBoardCallback",
     "TqdmCallback",
     "TrainerState",

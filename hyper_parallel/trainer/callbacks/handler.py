@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
 from hyper_parallel.config.errors import ConfigError, RunError
-from hyper_parallel.distributed.process_group import rank
+from hyper_parallel.distributed.process_group import first_to_tell, rank
 from hyper_parallel.trainer.callbacks.base import Callback, TrainerState
 from hyper_parallel.trainer.errors import CallbackError
 
@@ -62,5 +62,8 @@ class CallbackHandler:
         except (ConfigError, RunError):
             raise
         except Exception as error:  # a callback is the user's code: whatever it raises must end the run with its name
-            logger.error("the traceback of what ends the run:", exc_info=True)
-            raise CallbackError(type(callback).__name__, moment, state.global_step, rank(), error) from error
+            told = not first_to_tell()
+            if not told:
+                logger.error("the traceback of what ends the run:", exc_info=True)
+            name, step = type(callback).__name__, state.global_step
+            raise CallbackError(name, moment, step, rank(), error, told=told) from error
