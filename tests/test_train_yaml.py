@@ -33,6 +33,19 @@ def start(tmp_path, monkeypatch, capsys):
 
 
 CASES = {
+    "a schedule that does not fit a run of the default length": (
+        f"lr_scheduler: {{warmup_steps: 101, min_lr: 3}}\noptimizer: {{_target_: {ADAMW}, lr: 1}}\n",
+        [
+            "lr_scheduler.warmup_steps: 101: with training.steps 100, warm-up does not fit (run.yaml:2); "
+            "let warmup_steps and decay_steps add up to 100 or fewer",
+            "lr_scheduler.min_lr: 3.0 is above optimizer.lr 1.0, so the rate would rise where it should fall "
+            "(run.yaml:2); lower min_lr or raise lr",
+        ],
+    ),
+    "a rate that is none is not compared": (
+        f"lr_scheduler: {{min_lr: 3}}\noptimizer: {{_target_: {ADAMW}, lr: -1}}\n",
+        ["optimizer.lr: -1.0 is not above 0 (run.yaml:3); give a positive learning rate, such as 3e-4"],
+    ),
     "unknown group, before any target is imported": (
         "trainig: {steps: 3}\noptimizer: {_target_: imported.Nowhere}\n",
         ["trainig: TrainerConfig has no such field (run.yaml:2); did you mean 'training'?"],
@@ -106,6 +119,13 @@ CASES = {
     "a required argument of one of several": (
         f"callbacks:\n- _target_: {MINE}.Watch\n  every: 3\n- _target_: {MINE}.Watch\n",
         [f"callbacks.1.every: {MINE}.Watch needs it (run.yaml:5); write --callbacks.1.every VALUE"],
+    ),
+    "a class that needs what the run does not supply": (
+        "optimizer: {_target_: hyper_parallel.components.optimizer.OptimizersContainer.Config}\n",
+        [
+            "optimizer: OptimizersContainer needs optimizers, but the run supplies model_parts, params, model "
+            "(run.yaml:2); name another class, or give that argument a default"
+        ],
     ),
     "a required field": (
         f"loss_fn:\n  _target_: {MINE}.ScaledLoss.Config\n",

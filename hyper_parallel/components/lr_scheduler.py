@@ -61,7 +61,7 @@ class LRSchedulersContainer(Configurable):
                     f"{self.warmup_steps}: with training.steps {training_steps}, {what} not fit",
                     f"let warmup_steps and decay_steps add up to {training_steps} or fewer",
                 )
-            if peak_lr is not None and self.min_lr > peak_lr:
+            if peak_lr is not None and self.min_lr > peak_lr > 0:  # another rate is a fault by itself
                 yield Fault(
                     "lr_scheduler.min_lr",
                     f"{self.min_lr} is above optimizer.lr {peak_lr}, so the rate would rise where it should fall",

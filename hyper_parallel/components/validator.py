@@ -80,9 +80,11 @@ class Validator(Configurable):
         Every rank must call it. Train mode, random state and the training data's position are as before.
 
         Raises:
-            RunError: no token of the held-out rows is to be predicted.
+            RunError: `enable` is False, or no token of the held-out rows is to be predicted.
         """
-        assert self._dataloader is not None and self._start is not None, "due() is never true without a dataloader"
+        if self._dataloader is None:
+            raise RunError("validator.enable is False, so there is no held-out data to measure; set it True")
+        assert self._start is not None
         platform, device = get_platform(), get_platform().device()
         rng_state = platform.rng_state()
         # Of each module by itself: part of a model may be frozen in eval mode.

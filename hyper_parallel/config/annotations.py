@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Union
 
 from hyper_parallel.config.configurable import Buildable, ConfigNode, Configurable
+
+
+def resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
+    """`annotation` with its texts evaluated among `names`; Any where they name what exists for type checkers only."""
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, dict(names))["it"]
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        return Any
+
+
+@functools.cache
+def class_annotations(cls: type) -> Mapping[str, Any]:
+    """The resolved annotations of a class and its bases."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        names = {**getattr(sys.modules.get(base.__module__), "__dict__", {}), **vars(base)}
+        found |= {name: resolved(each, names) for name, each in inspect.get_annotations(base).items()}
+    return found
 
 
 def members(annotation: Any) -> Iterator[Any]:

@@ -224,10 +224,10 @@ def plain(value: Any) -> Any:
     if _is_dataclass_instance(value):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {plain(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if callable(value):
+    if callable(value) and hasattr(value, "__qualname__"):
         return target_path(value)
     return value
 

@@ -22,7 +22,12 @@ def import_object(dotted: str, path: str) -> Any:
         raise ConfigError.one(path, f"{dotted!r} is no dotted path", "write package.module.name")
     found, used = _longest_module(segments, path)
     for i, segment in enumerate(segments[used:], start=used):
-        if not hasattr(found, segment):
+        try:
+            has_it = hasattr(found, segment)
+        except Exception as error:  # a module that imports on demand may fail in any way then
+            fact = f"{'.'.join(segments[: i + 1])} raised {type(error).__name__}: {error}"
+            raise ConfigError.one(path, fact, f"mend {'.'.join(segments[:i])}") from error
+        if not has_it:
             known = [name for name in dir(found) if not name.startswith("_")]
             near = nearest(segment, known)
             remedy = f"did you mean {near!r}?" if near else "check the path"

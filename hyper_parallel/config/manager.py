@@ -23,7 +23,7 @@ from hyper_parallel.config.imports import import_family, import_object
 from hyper_parallel.config.overrides import Override
 from hyper_parallel.config.plain_sections import fill_targets
 from hyper_parallel.config.schema import field_slot, field_types
-from hyper_parallel.config.target import UNSET
+from hyper_parallel.config.target import Target
 from hyper_parallel.config.values import coerce, is_optional, shown
 from hyper_parallel.config.yaml_file import YamlFile
 
@@ -98,6 +98,11 @@ def load(root: type[RootT], argv: Sequence[str], *, world_size: int, prog: str =
     if wants_help:
         _print_help(opened.tree, prog)
     written = overrides.apply(opened.tree, opened.flags)
+    raise_faults(
+        Fault(flag, f"{own} is the same setting and is given too", "keep one of them")
+        for path, flag in written.items()
+        if (own := resolver.spelled(path, opened.written)) in opened.flagged
+    )
     raise_faults(opened.faults(check(opened.tree, world_size), written))
     opened.tree.seal()
     return opened.tree
@@ -152,16 +157,18 @@ def save(tree: ConfigNode) -> None:
     """Writes the tree to ``<dump_folder>/config.yaml`` and ``config.json``, on rank 0 alone; each file at once or not.
 
     Raises:
-        ConfigError: the folder cannot be made or written.
+        ConfigError: a value cannot be written as text, or the folder cannot be made or written.
     """
     if int(os.environ.get("RANK", "0")) != 0:
         return
     folder = tree.dump_folder  # type: ignore[attr-defined]
-    saved = resolver.document(tree)
+    text = resolver.to_yaml(tree)
+    # A date, which YAML knows and JSON does not, is text there.
+    data = json.dumps(resolver.document(tree), indent=2, default=str)
     try:
         os.makedirs(folder, exist_ok=True)
-        _write(os.path.join(folder, "config.yaml"), resolver.to_yaml(tree))
-        _write(os.path.join(folder, "config.json"), json.dumps(saved, indent=2) + "\n")
+        _write(os.path.join(folder, "config.yaml"), text)
+        _write(os.path.join(folder, "config.json"), data + "\n")
     except OSError as error:
         raise ConfigError.one(
             "dump_folder", f"{folder!r} cannot be written: {error.strerror}", "give a folder that you may write to"
@@ -329,8 +336,8 @@ def _type_faults(tree: ConfigNode) -> Iterator[Fault]:
     for path, node in list(tree.traverse()):
         for f in dataclasses.fields(node):
             value = getattr(node, f.name)
-            if value is UNSET:
-                continue
+            if isinstance(node, Target) and f.name not in node.configured():
+                continue  # the callable's own default, whatever it says of it: many write `size: int = None`
             where = join(path, f.name)
             annotation = field_types(type(node))[f.name]
             if field_slot(f) and (strangers := list(_unbuildable(value, annotation, where))):
@@ -370,10 +377,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--world_size", type=int, help="ranks; as few as the degrees of parallelism ask for by default")
     options = parser.parse_args(argv)
+    if options.world_size is not None and options.world_size < 1:
+        parser.error(f"argument --world_size: {options.world_size} is below 1")
     root = import_object(resolver.ROOT, "root")
     code = 0
     for name in options.check:
-        is_file = name.endswith((".yaml", ".yml"))
+        is_file = name.endswith((".yaml", ".yml")) or os.path.isfile(name)
         try:
             opened = _open_yaml(root, name, ()) if is_file else _open_recipe(root, name, ())
             world_size = options.world_size or opened.tree.parallelism.smallest_world_size()

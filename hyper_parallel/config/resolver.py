@@ -14,12 +14,13 @@ import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Generic, TypeVar
 
 import yaml
 
-from hyper_parallel.config.annotations import holds_targets, is_node, is_target, members
-from hyper_parallel.config.configurable import ConfigNode, Configurable, join, plain, target_path
+from hyper_parallel.config.annotations import holds_targets, is_node, is_target, members, resolved
+from hyper_parallel.config.configurable import ConfigNode, Configurable, join, parts, plain, target_path
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
 from hyper_parallel.config.imports import import_object
 from hyper_parallel.config.schema import default_config, field_aliases, field_slot, field_types, settings
@@ -91,20 +92,33 @@ def resolve(raw: Mapping[str, Any], root: type[RootT]) -> Resolved[RootT]:
 
 
 def missing_arguments(tree: ConfigNode) -> Iterator[Fault]:
-    """Faults of Targets that need an argument which is neither configured nor among what the trainer passes."""
+    """Faults of what is in a slot and needs an argument that is neither configured nor what the trainer passes."""
     for path, node in tree.traverse():
         for f in dataclasses.fields(node):
             slot, value = field_slot(f), getattr(node, f.name)
             if slot is None:
                 continue
-            items = enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)]
-            for i, target in items:
-                if not isinstance(target, Target):
-                    continue
-                place = join(path, f.name) if i is None else f"{join(path, f.name)}.{i}"
-                for name in target.missing(slot.runtime):
-                    where = f"{place}.{name}"
-                    yield Fault(where, f"{target.target_path} needs it", f"write --{where} VALUE")
+            place = join(path, f.name)
+            items = [(join(place, i), each) for i, each in parts(value)] if isinstance(value, (list, tuple)) else []
+            for where, item in items or [(place, value)]:
+                if isinstance(item, Target):
+                    for name in item.missing(slot.runtime):
+                        own = join(where, name)
+                        yield Fault(own, f"{item.target_path} needs it", f"write --{own} VALUE")
+                elif isinstance(item, Configurable.Config):
+                    yield from _unsupplied(item, slot.runtime, where)
+
+
+def _unsupplied(config: Configurable.Config, runtime: Sequence[str], path: str) -> Iterator[Fault]:
+    owner = type(config).owner
+    _, *parameters = inspect.signature(owner).parameters.values()  # the first one is the Config
+    for parameter in parameters:
+        is_required = parameter.default is parameter.empty and parameter.kind is parameter.KEYWORD_ONLY
+        if is_required and parameter.name not in runtime:
+            fact = (
+                f"{owner.__qualname__} needs {parameter.name}, but the run supplies {', '.join(runtime) or 'nothing'}"
+            )
+            yield Fault(path, fact, "name another class, or give that argument a default")
 
 
 def document(tree: ConfigNode) -> dict[str, Any]:
@@ -122,8 +136,20 @@ def document(tree: ConfigNode) -> dict[str, Any]:
 
 
 def to_yaml(tree: ConfigNode) -> str:
-    """The tree as text that `resolve_root` makes an equal tree of."""
-    return yaml.safe_dump(document(tree), sort_keys=False, allow_unicode=True)
+    """The tree as text that `resolve_root` makes an equal tree of.
+
+    Raises:
+        ConfigError: with every value that is an object of a program, which no text can hold.
+    """
+    content = document(tree)
+    try:
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    except yaml.representer.RepresenterError as error:
+        raise ConfigError(
+            Fault(path, f"{shown(value)} cannot be saved", "give text, numbers or lists of them")
+            for path, value in _leaves(content)
+            if not isinstance(value, (*_SCALARS, date, set))
+        ) from error
 
 
 def spelled(path: str, written: Mapping[str, str]) -> str:
@@ -135,6 +161,14 @@ def spelled(path: str, written: Mapping[str, str]) -> str:
         known, dot, last = known.rpartition(".")
         rest = f"{dot}{last}{rest}" if dot else path
     return path
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (dict, list)):
+        for segment, part in parts(value):
+            yield from _leaves(part, join(path, segment))
+    else:
+        yield path, value
 
 
 def _groups(raw: Mapping[str, Any], root: type[ConfigNode]) -> Iterator[tuple[str, dataclasses.Field[Any] | None, Any]]:
@@ -220,7 +254,10 @@ class _Resolution:
         left_out = value is None and is_optional(annotation)
         if (is_target(annotation) and not left_out) or (is_node(annotation) and _has_target(value)):
             return self._node(value, annotation, path, canonical)
-        if holds_targets(annotation) and isinstance(value, (list, tuple)):
+        if holds_targets(annotation):
+            if not isinstance(value, (list, tuple)):
+                fact = f"expected a list of groups with a {TARGET}, got {shown(value)}"
+                raise ConfigError.one(path, fact, f"write each as `- {TARGET}: ...`, or leave it out")
             return coerce(self._nodes(value, annotation, path, canonical), annotation, path)
         raise_faults(
             Fault(join(where, TARGET), "a component inside this one cannot be chosen", "remove it, and configure "
@@ -344,10 +381,10 @@ def _what_it_makes(target: Any) -> Any:
     """
     if isinstance(target, type):
         return target
-    try:
-        return typing.get_type_hints(inspect.unwrap(target)).get("return")
-    except (NameError, TypeError, AttributeError):  # names for type checkers only, or an object with no hints at all
-        return None
+    function = inspect.unwrap(target)
+    annotations = getattr(function, "__annotations__", {})
+    makes = resolved(annotations.get("return", Any), getattr(function, "__globals__", {}))
+    return None if makes is Any else makes
 
 
 def _product_faults(target: Any, makes: Any, annotation: Any, path: str) -> Iterator[Fault]:
@@ -364,8 +401,10 @@ def _product_faults(target: Any, makes: Any, annotation: Any, path: str) -> Iter
         return
     products = typing.get_args(wanted)
     owner = getattr(makes, "owner", None)
-    if is_node(makes) and not hasattr(makes, "build"):
+    if is_node(makes) and (not hasattr(makes, "build") or makes in (Configurable.Config, Target)):
         yield Fault(path, f"{name} is plain data, which builds nothing", f"name what makes {_article(products[0])}")
+    elif inspect.isabstract(owner):
+        yield Fault(path, f"{name} makes {_article(owner)}, which is abstract", "name a class that derives from it")
     elif isinstance(owner, type) and isinstance(products[0], type) and not issubclass(owner, products[0]):
         fact = f"{name} makes {_article(owner)}, not {_article(products[0])}"
         yield Fault(path, fact, f"name what makes {_article(products[0])}")

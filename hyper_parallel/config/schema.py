@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hyper_parallel.config.annotations import class_annotations
 from hyper_parallel.config.configurable import ConfigNode, Slot, join, parts
 from hyper_parallel.config.target import UNSET, Target
 from hyper_parallel.config.values import is_writable
@@ -58,7 +59,7 @@ def field_types(cls: type) -> Mapping[str, Any]:
 
 @functools.cache
 def _field_types(cls: type) -> Mapping[str, Any]:
-    hints = typing.get_type_hints(cls)
+    hints = class_annotations(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
+from hyper_parallel.config.annotations import resolved
 from hyper_parallel.config.configurable import ConfigNode, plain, target_path
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean
 
@@ -198,23 +199,17 @@ def _open_target(callable: Callable[..., Any], extra: tuple[str, ...]) -> Target
 def _path_of(callable: Any) -> str:
     if not builtins.callable(callable):
         raise ConfigError.one(repr(callable), "is not callable", "name a class or a function")
-    if not hasattr(callable, "__qualname__"):
+    if not hasattr(callable, "__qualname__") or not getattr(callable, "__module__", None):
         raise ConfigError.one(repr(callable), "has no importable name", "wrap it in a function")
     return target_path(callable)
 
 
 def _annotation(callable: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """The resolved annotation of one parameter; Any where there is none or its names exist for type checkers only."""
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
+    if parameter.annotation is parameter.empty:
         return Any
-    if not isinstance(annotation, str):
-        return annotation
     function = inspect.unwrap(getattr(callable, "__init__") if isinstance(callable, type) else callable)  # noqa: B009
-    try:
-        return eval(annotation, getattr(function, "__globals__", {}))
-    except (NameError, AttributeError, TypeError, SyntaxError):
-        return Any
+    return resolved(parameter.annotation, getattr(function, "__globals__", {}))
 
 
 def _is_data(value: Any) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Union
 
 import yaml
 
+from hyper_parallel.config.annotations import class_annotations
 from hyper_parallel.config.configurable import ConfigNode, join
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean
 
@@ -27,6 +28,8 @@ _LISTS = (list, abc.Sequence, abc.Iterable, abc.Collection)
 _MAPPINGS = (dict, abc.Mapping)
 _CONTAINERS = (*_LISTS, *_MAPPINGS, tuple)
 _SCALARS = (bool, int, float, str)
+_NO_YAML = (yaml.YAMLError, ValueError, KeyError, RecursionError)
+"""What PyYAML raises, also for the day 2024-02-31 and for numbers that Python does not read."""
 _REMEDIES = {
     bool: "give true or false",
     int: "give a whole number",
@@ -44,14 +47,14 @@ class Word(str):
         """The word as YAML reads it; text that is no YAML stays text."""
         try:
             return yaml.safe_load(self)
-        except yaml.YAMLError:
+        except _NO_YAML:
             return str(self)
 
     def read_items(self) -> Any:
         """A flow list ``[a, b]`` or mapping ``{a: b}`` of words; the word itself when it is neither."""
         try:
             return _as_words(yaml.load(self, yaml.BaseLoader))
-        except yaml.YAMLError:
+        except _NO_YAML:
             return self
 
 
@@ -208,7 +211,9 @@ def _coerce_union(value: Any, annotation: Any, members: tuple[Any, ...], path: s
             return coerce(value, member, path)
         except ConfigError as error:
             faults = error.faults
-    if len(members) == 1 and not (len(faults) == 1 and faults[0].path == path):
+    if len(members) == 1 and not (
+        len(faults) == 1 and faults[0].path == path and faults[0].fact.startswith("expected")
+    ):
         raise ConfigError(faults)
     remedy = faults[0].remedy if len(members) == 1 else f"give {_a(describe(annotation))}"
     raise _unexpected(value, annotation, path, remedy)
@@ -284,7 +289,7 @@ def _coerce_dataclass(value: Any, kind: type, path: str) -> Any:
     if not isinstance(mapping, abc.Mapping):
         raise _unexpected(value, kind, path, "give a mapping of its fields")
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}
-    hints = typing.get_type_hints(kind)
+    hints = class_annotations(kind)
     faults: list[Fault] = []
     given: dict[str, Any] = {}
     for name in mapping:
@@ -303,7 +308,13 @@ def _coerce_dataclass(value: Any, kind: type, path: str) -> Any:
         faults.extend(error.faults)
     if faults:
         raise ConfigError(faults)
-    return kind(**dict(zip(given, values, strict=True)))
+    try:
+        return kind(**dict(zip(given, values, strict=True)))
+    except ConfigError:
+        raise
+    except Exception as error:  # what a class of the user's refuses by itself, in its __post_init__
+        fact = f"{kind.__qualname__} raised {type(error).__name__}: {error}"
+        raise ConfigError.one(path, fact, "give values that it takes") from error
 
 
 def _collect(items: Iterable[tuple[Any, Any, str]]) -> list[Any]:

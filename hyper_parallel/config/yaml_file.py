@@ -13,6 +13,8 @@ import yaml
 from hyper_parallel.config.configurable import join
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
@@ -64,7 +66,9 @@ def read(path: str) -> YamlFile:
         place = f"{path}:{mark.line + 1}" if mark else ""
         problem = " ".join(filter(None, (error.context, error.problem)))
         raise ConfigError([Fault(path, f"is no YAML: {problem}", "mend the line", place)]) from error
-    except yaml.YAMLError as error:  # characters that no YAML may hold
+    except RecursionError:
+        raise ConfigError.one(path, "its lists and mappings are nested too deep", "write it flatter") from None
+    except (yaml.YAMLError, ValueError, KeyError) as error:  # characters that no YAML may hold, days no month has
         raise ConfigError.one(path, f"is no YAML: {' '.join(str(error).split())}", "mend it") from error
 
 
@@ -87,6 +91,8 @@ def _read_lines(node: yaml.Node, path: str, file: str, lines: dict[str, int], ab
             where = join(path, name)
             if name == "<<":
                 continue
+            if key.tag not in _NUMBERS:
+                key.tag = "tag:yaml.org,2002:str"  # a name such as `on` is a word, though YAML 1.1 makes it a boolean
             if name in seen:
                 fact = f"is given twice, on lines {seen[name]} and {line}"
                 faults.append(Fault(where, fact, "keep one of them", f"{file}:{line}"))

@@ -43,6 +43,9 @@ __all__ = [
     "TrainingConfig",
 ]
 
+DEFAULT_STEPS = 100
+"""Optimizer steps of a run that is given neither steps nor epochs."""
+
 
 @dataclass(kw_only=True, slots=True)
 class TrainerConfig(Configurable.Config):
@@ -117,8 +120,11 @@ class TrainerConfig(Configurable.Config):
             else:
                 faults = list(_batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard))
                 yield from faults or pipeline_faults(self, degrees.dp_replicate * degrees.dp_shard)
-        if self.training.steps is not None and self.training.steps >= 1:
-            yield from schedule_faults(self, self.training.steps)
+        steps = self.training.steps
+        if steps is None and self.training.epochs is None:
+            steps = DEFAULT_STEPS
+        if steps is not None and steps >= 1:
+            yield from schedule_faults(self, steps)
         yield from _validation_faults(self)
         yield from _profiler_faults(self, world_size)
         yield from _sink_faults(self)

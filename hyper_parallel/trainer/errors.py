@@ -37,7 +37,7 @@ class CallbackError(TrainingError):
 
     every_rank = False
 
-    def __init__(self, callback: str, moment: str, step: int, rank: int, error: Exception, *, told: bool) -> None:
+    def __init__(self, callback: str, moment: str, step: int, rank: int, error: BaseException, *, told: bool) -> None:
         self.told = told
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         super().__init__(

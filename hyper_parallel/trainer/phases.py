@@ -22,7 +22,8 @@ from hyper_parallel.components.optimizer import OptimizersContainer, adopt, para
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.components.validator import Validator
-from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.errors import ConfigError, Fault, RunError, raise_faults
+from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.grad_norm import clip_grad_norm
 from hyper_parallel.distributed.parallel_dims import ParallelDims
@@ -40,7 +41,8 @@ from hyper_parallel.trainer.callbacks import (
     TqdmCallback,
     TrainerState,
 )
-from hyper_parallel.trainer.config import TrainerConfig, schedule_faults
+from hyper_parallel.trainer.config import DEFAULT_STEPS, TrainerConfig, schedule_faults
+from hyper_parallel.trainer.errors import CallbackError
 from hyper_parallel.trainer.forward_backward import Accumulation, ForwardBackward, GetBatch, Pipelined
 from hyper_parallel.trainer.step import FiniteGuard
 
@@ -48,10 +50,6 @@ if TYPE_CHECKING:
     from hyper_parallel.trainer.base import BaseTrainer
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_STEPS = 100
-"""Length of a run that sets neither `training.steps` nor `training.epochs`."""
-
 
 ClipGradFn = Callable[[list[torch.nn.Parameter], float | None], torch.Tensor]
 """`(parameters, max_norm)` -> the norm before clipping; gradients are scaled in place, unless max_norm is None."""
@@ -359,6 +357,7 @@ def build_callbacks(config: TrainerConfig, trainer: BaseTrainer) -> CallbackHand
 
     Raises:
         ConfigError: one of `config.callbacks` does not suit the run, or is no callback.
+        CallbackError: one of them raised when it was made.
     """
     training = config.training
     chain: list[Callback] = [
@@ -377,6 +376,14 @@ def build_callbacks(config: TrainerConfig, trainer: BaseTrainer) -> CallbackHand
         except ConfigError as error:
             faults += (dataclasses.replace(fault, path=f"callbacks.{i}.{fault.path}") for fault in error.faults)
             continue
+        except RunError:
+            raise
+        except Exception as error:  # the user's code, which must end the run with its name, as its moments do
+            logger.error("the traceback of what ends the run:", exc_info=True)
+            name = item.target_path if isinstance(item, Target) else type(item).__qualname__
+            raise CallbackError(
+                name.rpartition(".")[2], "__init__", trainer.state.global_step, rank(), error
+            ) from error
         if isinstance(callback, Callback):
             chain.append(callback)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Optional
 
 if TYPE_CHECKING:
     from nowhere import Unknown
@@ -56,6 +56,27 @@ def takes_reserved(build: int) -> int:
 @dataclass
 class Record:
     items: list[int] = field(default_factory=lambda: [1])
+
+
+@dataclass
+class Half:
+    """A plain dataclass that refuses values by itself, and names a type for type checkers only."""
+
+    part: float = 0.5
+    of: Unknown = None
+
+    def __post_init__(self) -> None:
+        if self.part > 1:
+            raise ValueError(f"{self.part} is more than all")
+
+
+def takes_later(
+    params: Any,
+    size: int = None,  # noqa: RUF013
+    halves: "list[Half]" = (),  # noqa: UP037
+    half: Optional["Half"] = None,  # noqa: UP037, UP045
+):
+    """Defaults that are not what the annotations say, and annotations that are text within text."""
 
 
 class Maker:

@@ -158,7 +158,7 @@ def test_plain_turns_enums_paths_and_functions_into_text():
     class Color(Enum):
         RED = "red"
 
-    assert plain([Color.RED, Path("a/b"), (1, 2.5), {3: None}]) == ["red", "a/b", [1, 2.5], {"3": None}]
+    assert plain([Color.RED, Path("a/b"), (1, 2.5), {3: None}]) == ["red", "a/b", [1, 2.5], {3: None}]
     assert plain(target_path) == "hyper_parallel.config.configurable.target_path"
     assert plain(Leaf) == target_path(Leaf)
 

@@ -37,12 +37,20 @@ def test_the_longest_module_then_attributes():
             "broken_by_error.thing",
             "p: importing broken_by_error raised ZeroDivisionError: division by zero; mend broken_by_error",
         ),
+        (
+            "on_demand.Thing",
+            "p: on_demand.Thing raised ImportError: Thing needs nowhere_at_all; mend on_demand",
+        ),
         ("a_script.thing", "p: importing a_script raised SystemExit: 3; mend a_script"),
     ],
 )
 def test_faults(dotted, fault, tmp_path, monkeypatch):
     (tmp_path / "broken_by_need.py").write_text("import nowhere_at_all\n")
     (tmp_path / "broken_by_error.py").write_text("1 / 0\n")
+    (tmp_path / "on_demand.py").write_text(
+        "def __getattr__(name):\n"
+        "    raise (ImportError if name == 'Thing' else AttributeError)(f'{name} needs nowhere_at_all')\n"
+    )
     (tmp_path / "a_script.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "package_of_mine").mkdir()
     (tmp_path / "package_of_mine" / "inner.py").write_text("import nowhere_at_all\n")

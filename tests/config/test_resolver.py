@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import dataclasses
+import datetime
 import os
 import subprocess
 import sys
@@ -35,6 +35,7 @@ from tests.config import trees, yaml_targets
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPLETE = ROOT / "recipes" / "yaml" / "qwen3_moe_complete.yaml"
 MINE = "tests.config.yaml_targets"
+MODULE = "hyper_parallel.components"
 MODEL = {"_target_": "hyper_parallel.models.qwen3_moe.create_model_spec"}
 
 GROUPS = {
@@ -114,9 +115,8 @@ def test_faults_collect_over_groups():
         "training": {"_target_": "hyper_parallel.trainer.config.TrainingConfig", "train_iters": "x"},
         "optimizer": {"_target_": f"{MINE}.Sgd"},
     }
-    fields = sorted(f.name for f in dataclasses.fields(resolver.resolve_root({"model": MODEL}).model_spec.model))
     assert faults_of(raw) == [
-        f"model.flavour: qwen3_moe has no such field; choose one of {', '.join(fields)}",
+        "model.flavour: qwen3_moe has no such field; did you mean 'flavor'?",
         "loss_fn._target_: no module named 'nowhere'; install it, or start in the folder that holds it",
         "training.train_iters: expected int or None, got text 'x'; give a whole number",
     ]  # fmt: skip
@@ -322,3 +322,56 @@ def test_check_tells_every_fault_of_every_file(tmp_path, monkeypatch, capsys):
     ]
     assert manager.main(["--check", "b.yaml", "--world_size", "3"]) == 2
     assert "3" in capsys.readouterr().err
+    (tmp_path / "b.yaml").rename("b.txt")
+    assert manager.main(["--check", "b.txt"]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        manager.main(["--check", "b.txt", "--world_size", "0"])
+    assert capsys.readouterr().err.endswith("error: argument --world_size: 0 is below 1\n")
+
+
+def test_dates_and_numbered_names_come_back_and_objects_of_a_program_are_told(tmp_path):
+    note = {1: datetime.date(2024, 5, 1), "b": b"x"}
+    tree = resolver.resolve_root({"model": MODEL, "optimizer": {"_target_": f"{MINE}.Sgd", "lr": 1, "note": note}})
+    assert resolver.resolve_root(yaml.safe_load(resolver.to_yaml(tree))) == tree
+    tree.dump_folder = str(tmp_path / "run")
+    tree.optimizer.note = {"a": [torch.float32]}
+    with pytest.raises(ConfigError, match=r"^optimizer\.note\.a\.0: a value of type dtype cannot be saved; give text"):
+        manager.save(tree)
+    assert not os.path.exists(tree.dump_folder)
+    tree.optimizer.note = note
+    manager.save(tree)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["note"] == note
+
+
+@pytest.mark.parametrize(
+    ("value", "got"), [(None, "nothing"), ({"_target_": f"{MINE}.Watch"}, "a mapping of _target_"), ("x", "text 'x'")]
+)
+def test_what_is_no_list_of_components(value, got):
+    remedy = "write each as `- _target_: ...`, or leave it out"
+    assert faults_of({"callbacks": value}) == [
+        f"callbacks: expected a list of groups with a _target_, got {got}; {remedy}"
+    ]
+
+
+def test_defaults_of_a_callable_are_its_own_matter():
+    tree = resolver.resolve_root({"model": MODEL, "optimizer": {"_target_": "tests.config.targets.takes_later"}})
+    assert manager.check(tree, 1) == [] and tree.optimizer.size is None
+    tree.optimizer.size = "x"
+    assert [fault.path for fault in manager.check(tree, 1)] == ["optimizer.size"]
+
+
+@pytest.mark.parametrize(
+    ("group", "target", "fault"),
+    [
+        ("loss", f"{MODULE}.loss.BaseLoss.Config", "BaseLoss.Config makes a BaseLoss, which is abstract; name a class"),
+        ("optimizer", "hyper_parallel.config.target.Target", "Target is plain data, which builds nothing; name what"),
+        (
+            "model",
+            "tests.config.yaml_targets.typed_for_checkers",
+            "makes nothing, not a ModelSpec; name hyper_parallel",
+        ),
+    ],
+)
+def test_targets_that_make_nothing(group, target, fault):
+    (found,) = faults_of({group: {"_target_": target}})
+    assert found.startswith(f"{group}._target_: ") and fault in found

@@ -13,7 +13,7 @@ import pytest
 from hyper_parallel.config.configurable import ConfigNode, slot
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.overrides import Override, apply
-from hyper_parallel.config.schema import field_docs, settings
+from hyper_parallel.config.schema import field_docs, field_types, settings
 from hyper_parallel.config.target import UNSET, Target
 from tests.config import targets
 from tests.config.targets import MARKER, Maker, Record, ScaledLoss, needs_rate, takes_any
@@ -161,3 +161,9 @@ def test_a_callable_that_cannot_be_imported_again_is_a_fault():
     (fault,) = Target.of(local).faults()
     assert "<locals>.local cannot be imported again" in fault.fact
     assert not list(Target.of(takes_any).faults())
+
+
+def test_annotations_that_are_text_or_for_type_checkers_only():
+    types = field_types(type(Target.of(targets.takes_later)))
+    assert types == {"params": Any, "size": int, "halves": list[targets.Half], "half": targets.Half | None}
+    assert field_types(targets.Half) == {"part": float, "of": Any}

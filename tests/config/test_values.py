@@ -13,6 +13,7 @@ import yaml
 
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.values import Word, coerce, describe, is_writable, takes_bool, takes_many
+from tests.config.targets import Half
 
 
 class Color(StrEnum):
@@ -210,3 +211,17 @@ def test_facts_about_annotations():
     assert takes_bool(bool | None) and not takes_bool(int)
     assert is_writable(dict[str, list[int]] | None) and is_writable(Inner) and is_writable(Any)
     assert not is_writable(Callable[..., Any] | None) and not is_writable(type[Inner]) and not is_writable(Makes)
+
+
+def test_what_a_dataclass_refuses_by_itself_is_told():
+    with pytest.raises(
+        ConfigError, match=r"^p\.half: Half raised ValueError: 2\.0 is more than all; give values that it"
+    ):
+        coerce({"half": {"part": 2}}, dict[str, Half | None], "p")
+
+
+@pytest.mark.parametrize("text", ["2024-13-01", "!!int a", "9" * 5000, "[" * 3000])
+def test_a_word_that_yaml_cannot_read_is_text(text):
+    assert coerce(Word(text), str | None, "p") == text
+    with pytest.raises(ConfigError, match=r"^p: expected int"):
+        coerce(Word(text), int, "p")

@@ -93,3 +93,14 @@ def test_files_that_cannot_be_read(tmp_path, read):
         yaml_file.read("latin.yaml")
     with pytest.raises(ConfigError, match=r"^run\.yaml: is no YAML: unacceptable character #x0001"):
         read("a: \x01\n")
+    with pytest.raises(ConfigError, match=r"^run\.yaml: is no YAML: month must be in 1\.\.12; mend it$"):
+        read("a: 2024-13-01\n")
+    with pytest.raises(ConfigError, match=r"^run\.yaml: is no YAML: Exceeds the limit"):
+        read(f"a: {'9' * 5000}\n")
+    with pytest.raises(ConfigError, match=r"^run\.yaml: its lists and mappings are nested too deep; write it flatter$"):
+        read(f"a: {'[' * 2000}{']' * 2000}\n")
+
+
+def test_names_are_words_as_they_are_written(read):
+    file = read("on: 1\nyes: 2\n3: 4\n")
+    assert (file.content, file.lines) == ({"on": 1, "yes": 2, 3: 4}, {"on": 1, "yes": 2, "3": 3})

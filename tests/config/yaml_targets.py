@@ -40,6 +40,10 @@ def unannotated_model(layers: int = 1):
     return create_model_spec("debug", num_hidden_layers=layers)
 
 
+def typed_for_checkers(layers: Unknown = 1) -> None:  # type: ignore[name-defined]  # noqa: F821
+    CALLS.append("typed_for_checkers")
+
+
 def number() -> int:
     CALLS.append("number")
     return 3

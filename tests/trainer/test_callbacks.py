@@ -6,15 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import TextDataLoader
-from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor
+from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor, StepMetrics
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config import manager
 from hyper_parallel.config.errors import ConfigError, RunError
@@ -54,6 +56,29 @@ def test_every_moment_in_its_place(dump_folder: str) -> None:
         *((moment, 3) for moment in [*step, "on_save"]),
         *((moment, 4) for moment in [*validated, "on_save", "on_epoch_end", "on_train_end", "close"]),
     ]
+
+
+def test_one_that_cannot_be_made_ends_the_run_with_its_name(dump_folder: str) -> None:
+    config = tiny_config(dump_folder, steps=1)
+    config.callbacks = (Target.of(Raises, moment="on_nothing", step=1),)
+    with log_lines() as told, pytest.raises(CallbackError) as caught:
+        config.build()
+    assert str(caught.value) == (
+        "step 0: Raises raised in __init__ on rank 0: TypeError: no moment; its traceback is in the log; mend it, or "
+        "leave it out of callbacks"
+    )
+    assert "TypeError: no moment" in told[-1]
+
+
+def test_an_added_metric_is_a_number() -> None:
+    state = TrainerState(record=StepMetrics(**dict.fromkeys((f.name for f in fields(StepMetrics)), 0) | {"extra": {}}))
+    for name, value in {"tensor": torch.tensor(1.5), "whole": 2, "none": None}.items():
+        state.add_metric(name, value)
+    assert repr(state.record.extra) == "{'tensor': 1.5, 'whole': 2, 'none': None}"
+    with pytest.raises(ValueError, match="could not convert string to float: 'x'"):
+        state.add_metric("text", "x")
+    with pytest.raises(TypeError, match="must be a string or a real number, not 'list'"):
+        state.add_metric("list", [1])
 
 
 def test_a_run_that_is_taken_up_and_one_that_is_done(dump_folder: str) -> None:
@@ -235,7 +260,22 @@ class OwnError(RunError):
     """An error of a user's callback that needs no explanation."""
 
 
-@pytest.mark.parametrize("error", [OwnError, ConfigError, TrainingError])
+@pytest.mark.parametrize("error", [ConfigError.one("a", "is odd", "mend it"), SystemExit(0)])
+def test_no_other_error_passes_without_the_callbacks_name(dump_folder: str, error: BaseException) -> None:
+    """Either would end this rank in silence where another one speaks for all."""
+
+    class Leaves(Callback):
+        def on_step_end(self, state: TrainerState) -> None:
+            raise error
+
+    with tiny_config(dump_folder, steps=2).build() as trainer:
+        trainer.add_callback(Leaves(trainer))
+        cause = re.escape(f"{type(error).__name__}: {error}")
+        with pytest.raises(CallbackError, match=f"^step 1: Leaves raised in on_step_end on rank 0: {cause}; "):
+            trainer.train()
+
+
+@pytest.mark.parametrize("error", [OwnError, TrainingError])
 def test_errors_that_speak_for_themselves_pass_as_they_are(dump_folder: str, error: type[Exception]) -> None:
     config = tiny_config(dump_folder, steps=2)
     with config.build() as trainer:

@@ -234,6 +234,11 @@ def test_help_lists_the_fields(monkeypatch, capsys):
         (FILE, ["--train.accelerator.pp_vpp", "2"], "train.accelerator.pp_vpp: int 2 is not supported: "),
         (FILE, ["--train.global_batch_size", "0"], "train.global_batch_size: 0 is below 1; give 1 or more"),
         (FILE, ["--train.seed", "x"], "train.seed: expected int, got text 'x'; give a whole number"),
+        (
+            FILE,
+            ["--train.max-steps", "5", "--training.steps", "6"],
+            "training.steps: train.max_steps is the same setting and is given too; keep one of them",
+        ),
     ],
 )
 def test_the_front_door_tells_every_fault_with_exit_code_2_and_creates_nothing(text, flags, expected, capsys):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.components.validator import Validator
+from hyper_parallel.config.errors import RunError
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 from tests.trainer.runs import deterministic, metrics, small_corpus, tiny_config, train, with_parallelism
@@ -94,3 +95,11 @@ def test_training_data_is_not_taken_for_held_out_data(dump_folder: str) -> None:
         "validator.dataloader.split: validation is also what dataloader.split trains on; "
         "set one of them to the other split"
     )
+
+
+def test_what_is_not_enabled_cannot_be_asked_for(dump_folder: str) -> None:
+    with (
+        tiny_config(dump_folder, steps=1).build() as trainer,
+        pytest.raises(RunError, match=r"^validator\.enable is False, so there is no held-out data to measure; set it"),
+    ):
+        trainer.evaluate()

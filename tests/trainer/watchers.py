@@ -58,6 +58,8 @@ class Raises(Everything):
         self, trainer: Any, moment: str, step: int, rank: int | None = None, error: type[Exception] = ValueError
     ) -> None:
         super().__init__(trainer)
+        if moment not in MOMENTS:
+            raise TypeError("no moment")
         self.place = (moment, step, rank)
         self.error = error
 

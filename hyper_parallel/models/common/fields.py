@@ -22,7 +22,7 @@ def checked_fields(kind: type[Decoder.Config], values: Mapping[str, Any], path: 
     hints = get_type_hints(kind)
     known = {f.name for f in dataclasses.fields(kind)}
     raise_faults(
-        Fault(f"{path}.{name}", f"{kind.model_type} has no such field", did_you_mean(name, known))
+        Fault(f"{path}.{name}", f"{kind.model_type} has no such field", did_you_mean(name, {*known, "flavor"}))
         for name in values
         if name not in known
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 from hyper_parallel.components.metrics import StepMetrics
 from hyper_parallel.config.configurable import Configurable
@@ -48,15 +48,18 @@ class TrainerState:
         """`global_step`, under the name that checkpoints keep it by."""
         return self.global_step
 
-    def add_metric(self, name: str, value: float | None) -> None:
+    def add_metric(self, name: str, value: SupportsFloat | None) -> None:
         """Adds a number to the record of the step; every place that metrics go to takes it. For on_step_end.
 
         Raises:
             ValueError: a step has a number of this name already that is not an added one.
+            TypeError, ValueError: `value` is no number, nor a tensor or array of one.
         """
         assert self.record is not None, "no step has ended yet"
         if name not in self.record.extra and name in self.record.as_dict():
             raise ValueError(f"{name!r} is a number that every step has; give the added one another name")
+        if value is not None and not isinstance(value, (int, float)):
+            value = float(value)
         self.record.extra[name] = self.step_train_metrics[name] = value
 
     def state_dict(self) -> dict[str, int]:

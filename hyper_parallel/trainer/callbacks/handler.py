@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
-from hyper_parallel.config.errors import ConfigError, RunError
+from hyper_parallel.config.errors import RunError
 from hyper_parallel.distributed.process_group import first_to_tell, rank
 from hyper_parallel.trainer.callbacks.base import Callback, TrainerState
 from hyper_parallel.trainer.errors import CallbackError
@@ -39,7 +39,7 @@ class CallbackHandler:
 
         Raises:
             CallbackError: one of them raised; those behind it are not called.
-            ConfigError, RunError: as one of them raised it.
+            RunError: as one of them raised it.
         """
         for callback in self._callbacks:
             self._tell(callback, moment, state)
@@ -59,9 +59,11 @@ class CallbackHandler:
         try:
             method = getattr(callback, moment)
             method() if moment == "close" else method(state)
-        except (ConfigError, RunError):
+        except RunError:
             raise
-        except Exception as error:  # a callback is the user's code: whatever it raises must end the run with its name
+        # A callback is the user's code: whatever it raises must end the run with its name, sys.exit() included, which
+        # would leave the other ranks waiting.
+        except (Exception, SystemExit) as error:
             told = not first_to_tell()
             if not told:
                 logger.error("the traceback of what ends the run:", exc_info=True)
