@@ -12,10 +12,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench clean
+.PHONY: help train test lint bench bench-data clean
 
 help: ## show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(STAMP) ## train qwen3_moe for 20 steps into outputs/debug, afresh
 	rm -rf outputs/debug
@@ -32,6 +32,9 @@ lint: $(STAMP) ## ruff, import floors, types
 
 bench: $(STAMP) ## measure the figures of the README
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-data: $(STAMP) ## measure how fast data are prepared and read
+	$(BIN)/python -m benchmarks prepare_data indexed_samples $(ARGS)
 
 clean: ## remove .venv, caches and outputs/debug
 	rm -rf $(VENV) outputs/debug build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

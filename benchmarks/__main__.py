@@ -16,7 +16,8 @@ from pathlib import Path
 
 from benchmarks.report import markdown, write_json
 
-NAMES = ("start_up", "debug_run", "chunked_loss", "unpacked_rows", "packed_rows")
+DATA_NAMES = ("prepare_data", "indexed_samples")
+NAMES = ("start_up", "debug_run", "chunked_loss", "unpacked_rows", "packed_rows", *DATA_NAMES)
 FOLDER = Path("outputs/bench")
 THREADS = "2"
 
@@ -35,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         reports.append(importlib.import_module(f"benchmarks.{name}").measure(FOLDER, quick=arguments.quick))
     print(markdown(reports))
-    packages = {name: version(name) for name in ("torch", "transformers", "accelerate")}
+    packages = {
+        name: version(name)
+        for name in ("torch", "transformers", "accelerate", "tokenizers", "datasets", "megatron-core")
+    }
     machine = {"processor": platform.processor() or platform.machine(), "threads": int(THREADS)}
     write_json(reports, FOLDER / "results.json", quick=arguments.quick, machine=machine, packages=packages)
     if arguments.quick:

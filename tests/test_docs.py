@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+import yaml
+from pyarrow import parquet
 
-from hyper_parallel.config import manager
+from hyper_parallel.assets import TOKENIZER_FOLDER
+from hyper_parallel.components.data import TextDataLoader
+from hyper_parallel.components.data.indexed import IndexedDataset
+from hyper_parallel.components.tokenizer import HuggingFaceTokenizer
+from hyper_parallel.config import manager, resolver
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.plain_sections import fill_targets
 from hyper_parallel.config.schema import slot_table
+from hyper_parallel.config.target import Target
+from hyper_parallel.data_tools.__main__ import main as data_tools_main
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.trainer.runs import tiny_config, train
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS = (ROOT / "docs" / "components.md").read_text()
+DATA = (ROOT / "docs" / "data.md").read_text()
 YAML = (ROOT / "docs" / "yaml.md").read_text()
 
 
@@ -76,6 +88,78 @@ def test_groups_whose_target_may_be_left_out_are_those_documented() -> None:
     empty = fill_targets({f.name: {} for f in dataclasses.fields(TrainerConfig)}, TrainerConfig)
     filled = {name for name, group in empty.content.items() if group}
     assert set(re.findall(r"`(\w+)`", named[1])) == filled
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that docs/data.md speaks of; the working directory is theirs."""
+    monkeypatch.chdir(tmp_path)
+    texts = [f"Scene {i}. " + "Enter a messenger, running. " * 40 for i in range(12)]
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    for name in ("my_text.jsonl", "books.jsonl"):
+        (tmp_path / name).write_text("".join(lines))
+    (tmp_path / "web").mkdir()
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "web" / "0.parquet")
+    chat = [{"role": "user", "content": "Who's there?"}, {"role": "assistant", "content": "Nay, answer me."}]
+    (tmp_path / "chats.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * 90)
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token if m.role == 'assistant' else '' }}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return tmp_path
+
+
+def first_item(config: TrainerConfig, tokenizer: HuggingFaceTokenizer) -> list[dict[str, Any]]:
+    loader = config.dataloader.build(
+        tokenizer=tokenizer, seq_len=64, micro_batch_size=1, global_batch_size=2, dp_rank=0, dp_size=1, seed=1
+    )
+    item = next(loader)
+    loader.close()
+    return item
+
+
+def test_chats_as_documented(data_folder: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(snippets(DATA)[0], names)
+    tokenizer = HuggingFaceTokenizer.Config().build()
+    batch, _ = first_item(names["fine_tune"]("chats.jsonl", "chat.jinja"), tokenizer)
+    trained = tokenizer.decode(batch["labels"][batch["labels"] >= 0].tolist())
+    assert trained and trained == "Nay, answer me.<|endoftext|>" * trained.count("Nay")
+
+
+def test_sources_as_documented(data_folder: Path) -> None:
+    groups = yaml.safe_load(snippets(DATA, "yaml")[0])
+    model = {"_target_": "hyper_parallel.models.qwen3_moe.create_model_spec", "flavor": "debug"}
+    tree = resolver.resolve_root({**groups, "model": model})
+    assert list(tree.dataloader.faults()) == []
+    assert len(first_item(tree, HuggingFaceTokenizer.Config().build())) == 2
+
+
+def test_a_source_of_ones_own_as_documented(data_folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(snippets(DATA)[1], names)
+    (data_folder / "two.jsonl").write_text('{"text": "Exit."}\n{"text": "Enter the king."}\n')
+    tokenizer = HuggingFaceTokenizer.Config().build()
+    config = tiny_config(data_folder, steps=1)
+    config.dataloader = TextDataLoader.Config(
+        sources=(Target.of(names["Lines"], path="two.jsonl"),), packing="pad", shuffle=False
+    )
+    rows = [tokenizer.decode(batch["input_ids"][0].tolist()) for batch in first_item(config, tokenizer)]
+    assert [row.partition(".")[0] for row in rows] == ["Enter the king", "Exit"]
+
+
+def test_commands_about_data_as_documented(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [shlex.split(line) for line in re.findall(r"^    (python -m .*)$", DATA, re.MULTILINE)]
+    train_command, *tools = commands
+    loaded = manager.load(TrainerConfig, [*train_command[3:], "--validator.enable=false"], world_size=1)
+    assert loaded.dataloader.path == "my_text.jsonl"
+    (data_folder / "run.yaml").write_text((ROOT / "recipes" / "yaml" / "qwen3_moe_debug.yaml").read_text())
+    for command in tools:
+        assert command[2] == "hyper_parallel.data_tools"
+        words = [str(TOKENIZER_FOLDER) if word == "FOLDER" else word for word in command[3:]]
+        assert data_tools_main(words) == 0, capsys.readouterr().err
+    assert IndexedDataset("web").tokens[-1] == 0  # EOS of the embedded tokenizer
+    assert (data_folder / "lengths.png").exists()
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.assets import TOKENIZER_FOLDER
 from hyper_parallel.config.configurable import Configurable
@@ -46,6 +46,20 @@ class BaseTokenizer(Configurable, ABC):
     def encode(self, text: str) -> list[int]:
         """Token ids of one text, without special tokens around them."""
         return self.encode_batch([text])[0]
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template: str | None = None
+    ) -> tuple[list[int], list[bool]]:
+        """Token ids of the turns of a chat, and which of them the assistant says: what ends its turn included.
+
+        Args:
+            messages: turns with `role` and `content`.
+            template: Jinja chat template; None for the tokenizer's own.
+
+        Raises:
+            ConfigError: there is no template, or it does not tell the assistant's part.
+        """
+        raise ConfigError.one("tokenizer", f"{type(self).__name__} knows no chats", "give one that does")
 
 
 class HuggingFaceTokenizer(BaseTokenizer):
@@ -98,6 +112,17 @@ class HuggingFaceTokenizer(BaseTokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)  # type: ignore[return-value]
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template: str | None = None
+    ) -> tuple[list[int], list[bool]]:
+        from hyper_parallel.components.chat_template import answer_spans
+
+        text, spans = answer_spans(self._tokenizer, messages, template)
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        # A token that begins before an answer and reaches into it is of the answer: nothing else says its beginning.
+        trained = [any(a < end and start < b for a, b in spans) for start, end in encoding["offset_mapping"]]
+        return encoding["input_ids"], trained
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)

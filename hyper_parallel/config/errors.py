@@ -36,6 +36,9 @@ class ConfigError(Exception):
         self.faults = tuple(faults)
         super().__init__("\n".join(map(str, self.faults)))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Fault, ...]]]:
+        return type(self), (self.faults,)  # worker processes hand it on
+
     @classmethod
     def one(cls, path: str, fact: str, remedy: str) -> ConfigError:
         """The error of a single fault."""

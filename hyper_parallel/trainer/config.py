@@ -125,6 +125,9 @@ class TrainerConfig(Configurable.Config):
             steps = DEFAULT_STEPS
         if steps is not None and steps >= 1:
             yield from schedule_faults(self, steps)
+        if self.training.epochs is not None and getattr(self.dataloader, "reading", None) == "stream":
+            fact = f"{self.training.epochs} is given, but nobody knows the length of streamed data"
+            yield Fault("training.epochs", fact, "give training.steps, or set dataloader.reading ahead")
         yield from _validation_faults(self)
         yield from _profiler_faults(self, world_size)
         yield from _sink_faults(self)
@@ -217,13 +220,16 @@ def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:
     held_out = validator.dataloader
     if not (isinstance(train, TextDataLoader.Config) and isinstance(held_out, TextDataLoader.Config)):
         return
-    if train.path is not None and held_out.path is None:
+    own = "sources are given" if train.sources else f"path is {train.path!r}" if train.path is not None else None
+    if held_out.path is not None or held_out.sources:
+        return
+    if own is not None:
         yield Fault(
             "validator.dataloader.path",
-            f"not given, but dataloader.path is {train.path!r}: the embedded corpus is not held-out data of that",
+            f"not given, but dataloader.{own}: the embedded corpus is not held-out data of that",
             "give a file of held-out text",
         )
-    elif train.path is None and held_out.path is None and held_out.split == train.split:
+    elif held_out.split == train.split:
         yield Fault(
             "validator.dataloader.split",
             f"{held_out.split} is also what dataloader.split trains on",

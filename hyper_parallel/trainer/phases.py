@@ -41,8 +41,8 @@ from hyper_parallel.trainer.callbacks import (
     TqdmCallback,
     TrainerState,
 )
+from hyper_parallel.trainer.callbacks.handler import failed_callback
 from hyper_parallel.trainer.config import DEFAULT_STEPS, TrainerConfig, schedule_faults
-from hyper_parallel.trainer.errors import CallbackError
 from hyper_parallel.trainer.forward_backward import Accumulation, ForwardBackward, GetBatch, Pipelined
 from hyper_parallel.trainer.step import FiniteGuard
 
@@ -142,7 +142,7 @@ def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
     """Optimizer steps of the whole run: `training.steps`, or what `training.epochs` hold, or DEFAULT_STEPS.
 
     Raises:
-        ConfigError: the learning-rate schedule does not fit into that many steps.
+        ConfigError: the learning-rate schedule does not fit into that many steps, or nobody knows how many there are.
     """
     training = config.training
     if training.steps is not None:
@@ -150,6 +150,12 @@ def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
     if training.epochs is None:
         steps = DEFAULT_STEPS
     else:
+        if dataloader.rows_per_epoch is None:
+            raise ConfigError.one(
+                "training.epochs",
+                f"{training.epochs} is given, but nobody knows the length of streamed data",
+                "give training.steps instead",
+            )
         # At least 1: a dataloader has rows for one step, or it refuses to be built.
         steps = training.epochs * dataloader.rows_per_epoch // training.global_batch_size
     raise_faults(schedule_faults(config, steps))
@@ -378,12 +384,9 @@ def build_callbacks(config: TrainerConfig, trainer: BaseTrainer) -> CallbackHand
             continue
         except RunError:
             raise
-        except Exception as error:  # the user's code, which must end the run with its name, as its moments do
-            logger.error("the traceback of what ends the run:", exc_info=True)
-            name = item.target_path if isinstance(item, Target) else type(item).__qualname__
-            raise CallbackError(
-                name.rpartition(".")[2], "__init__", trainer.state.global_step, rank(), error
-            ) from error
+        except (Exception, SystemExit) as error:  # the user's code, which must end the run with its name
+            path = item.target_path if isinstance(item, Target) else type(item).__qualname__
+            raise failed_callback(path.rpartition(".")[2], "__init__", trainer.state, error) from error
         if isinstance(callback, Callback):
             chain.append(callback)
         else:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from hyper_parallel.components.data import TextDataLoader
+from hyper_parallel.components.data.sources import IndexedSource
 from hyper_parallel.config import manager, resolver
 from hyper_parallel.config.configurable import ConfigNode, join
 from hyper_parallel.config.errors import ConfigError, Fault
@@ -20,6 +22,7 @@ from hyper_parallel.trainer.legacy.fields import COMPUTED, COPIED, ONLY
 from tests.trainer.runs import TINY, small_corpus
 
 TEXT = {"data.type": "json_file"}
+HUB = {"data.type": "hf_datasets", "data.train_path": "owner/name"}
 SINKS, CALLBACKS = "metrics.sinks", "callbacks"
 
 
@@ -143,6 +146,8 @@ MAPPED: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("data.type", "json_file", {}, "dataloader.source", "text"),
     ("data.train_path", small_corpus(), TEXT, "dataloader.path", small_corpus()),
     ("data.text_key", "body", TEXT | {"data.train_path": small_corpus()}, "dataloader.text_field", "body"),
+    ("data.subset", "en", HUB, "dataloader.subset", "en"),
+    ("data.streaming", True, TEXT, "dataloader.reading", "stream"),
     ("data.prefetch_factor", 5, {}, "dataloader.prefetch", 5),
     ("train.max_steps", 7, {}, "training.steps", 7),
     (
@@ -196,7 +201,6 @@ REFUSED: dict[str, Any] = {
     "model.tp_plan": {"q_proj": "colwise"},
     "model.cp_modules": ["attn"],
     "model.ep_modules": ["experts"],
-    "data.subset": "en",
     "data.template": "chatml",
     "data.image_key": "picture",
     "data.messages_key": "turns",
@@ -206,7 +210,6 @@ REFUSED: dict[str, Any] = {
     "data.vl_grid_t": 1,
     "data.vl_grid_h": 1,
     "data.vl_grid_w": 1,
-    "data.streaming": True,
     "data.pin_memory": False,
     "data.megatron_seed": 1,
     "data.pad_token_id": 5,
@@ -261,6 +264,33 @@ def test_a_mapped_field_changes_the_tree_in_its_place(name, value, context, path
         found = [type(node).owner.__name__ for node in found]
     assert found == expected
     assert at(before, path) != found if path not in (SINKS, CALLBACKS) else before.to_dict() != after.to_dict()
+
+
+def test_hub_data():
+    loader = convert(**HUB, **{"data.text_key": "body", "data.streaming": True, "data.train_size": 50}).dataloader
+    assert loader == TextDataLoader.Config(
+        source="huggingface", path="owner/name", text_field="body", reading="stream", documents=50, packing="pad"
+    )
+
+
+def test_token_ids_of_others(tmp_path):
+    loader = convert(**{"data.type": "preset_pt", "data.train_path": "ids.pt"}).dataloader
+    assert loader == TextDataLoader.Config(source="pt", path="ids.pt", packing="pad")
+
+
+def test_megatron_data():
+    def loader(path: Any) -> TextDataLoader.Config:
+        return convert(**{"data.type": "megatron", "data.train_path": path}).dataloader
+
+    rows = {"packing": "megatron", "document_mask": False}
+    assert loader("data/one") == TextDataLoader.Config(source="indexed", path="data/one", **rows)
+    pair = tuple(IndexedSource.Config(path=path) for path in ("one", "other"))
+    blends = ("0.25 one 0.75 other", [[0.25, "one"], [0.75, "other"]], ["1", "one", "3", "other"])
+    for blend in blends:
+        assert loader(blend) == TextDataLoader.Config(sources=pair, weights=(0.25, 0.75), **rows)
+    assert loader("one other") == TextDataLoader.Config(sources=pair, **rows)
+    [fault] = faults_of(**{"data.type": "megatron", "data.train_path": "0.5 one other"})
+    assert fault.startswith("data.train_path: ")
 
 
 def test_dp_is_another_name_of_dp_shard():
@@ -334,11 +364,20 @@ def test_degrees_that_the_tree_refuses_are_named_as_they_were_written():
             "model.num_key_value_heads: 2 does not divide num_attention_heads 3; give a divisor",
         ),
         *(
-            (
-                {"data.type": kind},
-                f"data.type: {kind} is not supported; save the texts as a .jsonl file and set json_file",
-            )
+            ({"data.type": kind}, f"data.train_path: not given, but data.type is {kind}; say which data")
             for kind in ("megatron", "hf_datasets", "preset_pt")
+        ),
+        (
+            {"data.type": "hf_datasets", "data.train_path": ["a", "b"]},
+            "data.train_path: expected text, got a list of 2; give one path",
+        ),
+        (
+            {"data.type": "preset_pt", "data.train_path": small_corpus(), "data.text_key": "body"},
+            "data.text_key: is given, but data.type is preset_pt; set type json_file, or remove it",
+        ),
+        (
+            TEXT | {"data.subset": "en"},
+            "data.subset: is given, but data.type is json_file; set type hf_datasets, or remove it",
         ),
         (
             {"data.type": "vl_dummy"},

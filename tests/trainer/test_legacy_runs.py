@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from pyarrow import parquet
 
 from hyper_parallel import models, train
+from hyper_parallel.components.data.indexed import GPTDataset, IndexedWriter
 from hyper_parallel.components.tokenizer import HuggingFaceTokenizer
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.models.qwen3_moe import create_model_spec
@@ -54,6 +57,56 @@ def losses_of(trainer: HyperTrainer) -> list[torch.Tensor]:
         logits = trainer.model_parts[0](ids[None, :-1]).logits
         losses.append(F.cross_entropy(logits[0], ids[1:], reduction="none"))
     return losses
+
+
+def first_loss(args: HyperTrainerConfig, folder: str) -> float:
+    args.train.checkpoint.output_dir = folder
+    config = legacy_to_trainer_config(args)
+    config.training.dtype = "float64"
+    LLMTrainer(config).train()
+    [line] = metrics(folder)
+    return line["loss"]
+
+
+def test_the_same_texts_by_other_types_of_data_train_the_same():
+    expected = first_loss(text_arguments(), "json_file")
+
+    Path("hub").mkdir()
+    parquet.write_table(pyarrow.table({"body": TEXTS}), "hub/train.parquet")
+    for streaming in (False, True):
+        args = text_arguments()
+        args.data.type, args.data.train_path, args.data.streaming = "hf_datasets", "hub", streaming
+        assert first_loss(args, f"hub-{streaming}") == pytest.approx(expected, rel=1e-12)
+
+    tokenizer = HuggingFaceTokenizer.Config().build()
+    torch.save([{"input_ids": [*tokenizer.encode(text), tokenizer.eos_id]} for text in TEXTS], "ids.pt")
+    args = text_arguments()
+    args.data.type, args.data.train_path, args.data.text_key = "preset_pt", "ids.pt", "text"
+    assert first_loss(args, "ids") == pytest.approx(expected, rel=1e-12)
+
+
+def test_megatron_data_trains_the_samples_that_megatron_makes():
+    tokenizer = HuggingFaceTokenizer.Config().build()
+    with IndexedWriter("pair", dtype="uint16") as writer:
+        for text in TEXTS * 6:
+            writer.add_document([*tokenizer.encode(text), tokenizer.eos_id])
+    args = text_arguments()
+    args.data.type, args.data.train_path, args.data.text_key, args.data.shuffle = "megatron", "pair", "text", True
+    args.data.max_seq_len = 16
+    config = legacy_to_trainer_config(args)
+    config.training.dtype = "float64"
+    trainer = LLMTrainer(config)
+    samples = GPTDataset(
+        "pair", seq_len=16, seed=42, split="1,0,0", split_name="train", eod_token_id=tokenizer.eos_id, pad_token_id=0
+    )
+    with torch.no_grad():
+        items = [samples[k] for k in range(4)]
+        logits = trainer.model_parts[0](torch.stack([item["input_ids"] for item in items])).logits
+        labels = torch.stack([item["labels"] for item in items])
+        expected = float(F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)))
+    trainer.train()
+    [line] = metrics("outputs")
+    assert line["loss"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("aggregation", ["token_weighted", "rank_average"])
@@ -196,8 +249,8 @@ def test_a_script_that_cannot_train_tells_why_and_ends_with_code_2():
     result = run_script("--model.name=qwen3_moe", "--train.accelerator.pp_vpp=2", "--data.streaming")
     assert (result.returncode, result.stdout) == (2, "")
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == [
-        "data.streaming",
         "train.accelerator.pp_vpp",
+        "data.streaming",
     ]
     assert os.listdir() == ["script.py"]
 

@@ -1,34 +1,46 @@
-"""Tokenised documents in memory."""
+"""Tokenised documents, as packing takes them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import islice
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hyper_parallel.components.tokenizer import BaseTokenizer
+_HASHED_TOKENS = 1 << 16  # at a time, since they are widened for it
 
-_TEXTS_PER_BATCH = 64  # what the tokenizer makes beside token ids is a hundred bytes a token
+
+class Document(NamedTuple):
+    """What a transform makes of one record."""
+
+    ids: Sequence[int]
+    """Token ids, the one that ends the document included. None at all: the document is left out."""
+    trained: Sequence[bool] | None = None
+    """[ids]: whether each is to be predicted. None: all of them. The first of a document never is."""
+    note: str = ""
+    """What was done to it, such as ``empty texts left out``: counted, and told at the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedDocuments:
-    """All documents one after the other, each ending in the EOS token."""
+    """All documents one after the other."""
 
-    token_ids: npt.NDArray[np.unsignedinteger]
-    """[tokens], in the smallest unsigned type that holds the vocabulary."""
+    token_ids: npt.NDArray[np.integer]
+    """[tokens], in any integer type."""
     offsets: npt.NDArray[np.int64]
     """[documents + 1]: document d is ``token_ids[offsets[d]:offsets[d + 1]]``."""
     texts_digest: str
-    """Digest of the texts and of where each ends."""
+    """Digest of the documents as they were read and of where each ends."""
     tokens_digest: str
-    """Digest of the token ids, which depend on the tokenizer too."""
-    empty_texts: int
-    """Texts without a single token, left out."""
+    """Digest of the token ids, which depend on the tokenizer too, and of which are trained."""
+    trained: npt.NDArray[np.bool_] | None = None
+    """[tokens]: whether each is to be predicted; None: all of them."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What was done to documents, or why they were left out -> how many."""
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -36,33 +48,69 @@ class TokenizedDocuments:
         return np.diff(self.offsets)
 
 
-def tokenize(texts: Iterable[str], tokenizer: BaseTokenizer) -> TokenizedDocuments:
-    """Encodes every text and ends each with EOS. Needs memory for the token ids and for one batch of texts."""
-    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    texts_hash = hashlib.blake2b(digest_size=16)
-    documents: list[npt.NDArray[np.unsignedinteger]] = []
-    empty_texts = 0
-    texts = iter(texts)
-    while batch := list(islice(texts, _TEXTS_PER_BATCH)):
-        for text in batch:
-            data = text.encode()
-            texts_hash.update(len(data).to_bytes(8, "little"))
-            texts_hash.update(data)
-        for ids in tokenizer.encode_batch(batch):
-            if ids:
-                documents.append(np.array([*ids, tokenizer.eos_id], dtype=dtype))
-            else:
-                empty_texts += 1
-    token_ids = np.concatenate(documents) if documents else np.empty(0, dtype)
-    offsets = np.zeros(len(documents) + 1, np.int64)
-    np.cumsum([len(document) for document in documents], out=offsets[1:])
-    return TokenizedDocuments(
-        token_ids, offsets, texts_hash.hexdigest(), tokens_digest(token_ids, offsets), empty_texts
-    )
-
-
-def tokens_digest(token_ids: npt.NDArray[np.unsignedinteger], offsets: npt.NDArray[np.int64]) -> str:
+def tokens_digest(
+    token_ids: npt.NDArray[np.integer],
+    offsets: npt.NDArray[np.int64],
+    trained: npt.NDArray[np.bool_] | None = None,
+) -> str:
     """Digest of documents, whatever type their ids are held in."""
-    tokens_hash = hashlib.blake2b(offsets.astype("<i8").tobytes(), digest_size=16)
-    tokens_hash.update(token_ids.astype("<u4").tobytes())
-    return tokens_hash.hexdigest()
+    digest = hashlib.blake2b(np.ascontiguousarray(offsets, "<i8"), digest_size=16)
+    for start in range(0, len(token_ids), _HASHED_TOKENS):
+        digest.update(token_ids[start : start + _HASHED_TOKENS].astype("<u4"))
+    if trained is not None:
+        for start in range(0, len(trained), _HASHED_TOKENS):
+            digest.update(np.packbits(trained[start : start + _HASHED_TOKENS]))
+    return digest.hexdigest()
+
+
+class DocumentWriter:
+    """Collects documents in a temporary file without a name, so that memory does not grow with them.
+
+    The file stands where `tempfile` puts it (TMPDIR), and ends with the process.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._token_ids = _Spool(np.min_scalar_type(vocab_size - 1))
+        self._trained: _Spool | None = None
+        self._lengths = _Spool(np.dtype(np.int64))
+
+    def add(self, document: Document) -> None:
+        """Adds one document of at least one token."""
+        if document.trained is not None and self._trained is None:
+            self._trained = _Spool(np.dtype(np.bool_))
+            for start in range(0, self._token_ids.size, _HASHED_TOKENS):
+                self._trained.append(np.ones(min(_HASHED_TOKENS, self._token_ids.size - start), np.bool_))
+        self._token_ids.append(document.ids)
+        if self._trained is not None:
+            self._trained.append(np.ones(len(document.ids)) if document.trained is None else document.trained)
+        self._lengths.append([len(document.ids)])
+
+    def finish(self, texts_digest: str, counts: dict[str, int]) -> TokenizedDocuments:
+        """All documents that were added; the writer takes no more."""
+        lengths = self._lengths.finish()
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        token_ids = self._token_ids.finish()
+        trained = None if self._trained is None else self._trained.finish()
+        return TokenizedDocuments(
+            token_ids, offsets, texts_digest, tokens_digest(token_ids, offsets, trained), trained, counts
+        )
+
+
+class _Spool:
+    """Numbers written to a temporary file, and mapped into memory in the end."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype = dtype
+        self._file = tempfile.TemporaryFile(prefix="hyper_parallel_")  # noqa: SIM115  closed by finish()
+        self.size = 0
+
+    def append(self, numbers: npt.ArrayLike) -> None:
+        array = np.asarray(numbers, self._dtype)
+        self._file.write(array.tobytes())
+        self.size += array.size
+
+    def finish(self) -> npt.NDArray:
+        with self._file as file:
+            file.flush()
+            return np.memmap(file, self._dtype, "r", shape=(self.size,)) if self.size else np.empty(0, self._dtype)

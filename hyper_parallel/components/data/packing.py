@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hyper_parallel.components.data.documents import TokenizedDocuments
+from hyper_parallel.components.data.documents import Document, TokenizedDocuments
 from hyper_parallel.components.data.order import epoch_permutation
 
 IGNORE_INDEX = -100
@@ -41,16 +41,29 @@ class Packing(ABC):
         self._seq_len = seq_len
         self._pad_id = pad_id
         self._seed = seed
+        self._row_order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def take(self, samples_B: npt.NDArray[np.int64]) -> PackedRows:
         """The rows of the given samples, which may lie in several epochs."""
         epochs_B, places_B = np.divmod(samples_B, self.rows_per_epoch)
         # Samples ascend, so the rows of each epoch are one run and concatenation keeps the order.
-        parts = [self._take_in_epoch(int(epoch), places_B[epochs_B == epoch]) for epoch in np.unique(epochs_B)]
+        parts = [self.take_in_epoch(int(epoch), places_B[epochs_B == epoch]) for epoch in np.unique(epochs_B)]
         return PackedRows(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _take_in_epoch(self, epoch: int, places_B: npt.NDArray[np.int64]) -> PackedRows:
-        return self._rows(epoch, epoch_permutation("rows", self.rows_per_epoch, self._seed, epoch)[places_B])
+    def take_in_epoch(self, epoch: int, places_B: npt.NDArray[np.int64]) -> PackedRows:
+        """The rows at the given places of one epoch."""
+        if self._row_order is None or self._row_order[0] != epoch:
+            self._row_order = (epoch, epoch_permutation("rows", self.rows_per_epoch, self._seed, epoch))
+        return self._rows(epoch, self._row_order[1][places_B])
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        """Tokens in the rows of one pass over the documents, without padding."""
+        return self.rows_per_epoch * self._seq_len
+
+    def left_over(self, epoch: int) -> list[Document]:
+        """What the rows of `epoch` leave out."""
+        return []
 
     @abstractmethod
     def _rows(self, epoch: int, rows_B: npt.NDArray[np.int64]) -> PackedRows:
@@ -78,7 +91,21 @@ class ConcatPacking(Packing):
         goes_on_BT = nth[:, 1:] == nth[:, :-1]  # the next token belongs to the same document
         segment_starts_BT = np.ones_like(goes_on_BT)
         segment_starts_BT[:, 1:] = ~goes_on_BT[:, :-1]
-        return PackedRows(tokens[:, :-1], np.where(goes_on_BT, tokens[:, 1:], IGNORE_INDEX), segment_starts_BT)
+        trained_BT = goes_on_BT
+        if self._documents.trained is not None:
+            trained_BT = goes_on_BT & self._documents.trained[(places + shifts[nth])[:, 1:]]
+        return PackedRows(tokens[:, :-1], np.where(trained_BT, tokens[:, 1:], IGNORE_INDEX), segment_starts_BT)
+
+    def left_over(self, epoch: int) -> list[Document]:
+        starts, shifts = self._epoch_stream(epoch)
+        documents, first = self._documents, self.rows_per_epoch * self._seq_len
+        rest = []
+        for d in range(max(0, np.searchsorted(starts, first, side="right") - 1), len(starts)):
+            end = starts[d + 1] if d + 1 < len(starts) else len(documents.token_ids)
+            part = slice(max(starts[d], first) + shifts[d], end + shifts[d])
+            trained = None if documents.trained is None else documents.trained[part]
+            rest.append(Document(documents.token_ids[part], trained))
+        return rest
 
     def _epoch_stream(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """(where each document starts in the epoch's stream, how far from there its tokens lie in memory)."""
@@ -90,6 +117,27 @@ class ConcatPacking(Packing):
         return self._stream[1:]
 
 
+class Pieces(NamedTuple):
+    """Parts of documents of at most T inputs: all but the last of a document are of T."""
+
+    starts: npt.NDArray[np.int64]
+    """[pieces]: where each begins in the documents' token ids."""
+    lengths: npt.NDArray[np.int64]
+    """[pieces]: inputs of each. The label of the last one is the token behind it."""
+
+
+def cut_into_pieces(documents: TokenizedDocuments, seq_len: int) -> Pieces:
+    """The documents, those of more than `seq_len` inputs in several pieces; no token is lost."""
+    inputs = np.maximum(documents.lengths - 1, 0)  # the last token of a document is a label only
+    per_document = -(-inputs // seq_len)
+    first = np.cumsum(per_document) - per_document
+    consumed = (np.arange(per_document.sum()) - np.repeat(first, per_document)) * seq_len
+    return Pieces(
+        np.repeat(documents.offsets[:-1], per_document) + consumed,
+        np.minimum(np.repeat(inputs, per_document) - consumed, seq_len),
+    )
+
+
 class PadPacking(Packing):
     """One document a row, padded; a document of more than T tokens fills several rows, none of its tokens is lost.
 
@@ -98,26 +146,41 @@ class PadPacking(Packing):
 
     def __init__(self, documents: TokenizedDocuments, *, seq_len: int, pad_id: int, seed: int | None) -> None:
         super().__init__(documents, seq_len=seq_len, pad_id=pad_id, seed=seed)
-        inputs = documents.lengths - 1  # the last token of a document is a label only
-        rows_per_document = -(-inputs // seq_len)
-        first_rows = np.cumsum(rows_per_document) - rows_per_document
-        self.rows_per_epoch = int(rows_per_document.sum())
-        consumed = (np.arange(self.rows_per_epoch) - np.repeat(first_rows, rows_per_document)) * seq_len
-        self._row_starts = np.repeat(documents.offsets[:-1], rows_per_document) + consumed
-        self._row_lengths = np.minimum(np.repeat(inputs, rows_per_document) - consumed, seq_len)
+        self._pieces = cut_into_pieces(documents, seq_len)
+        self.rows_per_epoch = len(self._pieces.starts)
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return int(self._pieces.lengths.sum())
 
     def _rows(self, epoch: int, rows_B: npt.NDArray[np.int64]) -> PackedRows:
-        columns_T = np.arange(self._seq_len)
-        lengths_B1 = self._row_lengths[rows_B][:, None]
-        real_BT = columns_T < lengths_B1
-        # Beyond a row's length any index in range will do: the value is replaced.
-        places_BT = np.where(real_BT, self._row_starts[rows_B][:, None] + columns_T, 0)
-        token_ids = self._documents.token_ids
-        return PackedRows(
-            np.where(real_BT, token_ids[places_BT], self._pad_id).astype(np.int64),
-            np.where(real_BT, token_ids[places_BT + 1].astype(np.int64), IGNORE_INDEX),
-            (columns_T == 0) | (columns_T == lengths_B1),
-        )
+        return gather(self._documents, self._pieces, rows_B[:, None], self._seq_len, self._pad_id)
 
 
-PACKINGS: dict[str, type[Packing]] = {"concat": ConcatPacking, "pad": PadPacking}
+def gather(
+    documents: TokenizedDocuments, pieces: Pieces, numbers_BN: npt.NDArray[np.int64], seq_len: int, pad_id: int
+) -> PackedRows:
+    """Rows of up to N pieces one after the other, and padding behind them, a segment of its own.
+
+    Args:
+        numbers_BN: which pieces stand in each row; -1 for none, behind the others.
+    """
+    columns_T, last = np.arange(seq_len), numbers_BN.shape[1] - 1
+    lengths_BN = np.where(numbers_BN >= 0, pieces.lengths[numbers_BN], 0)
+    ends_BN = np.cumsum(lengths_BN, axis=1)
+    # The piece of each token, by its place in the row: beyond the last one for padding.
+    nth_BT = np.stack([np.searchsorted(ends_N, columns_T, side="right") for ends_N in ends_BN])
+    real_BT, nth_BT = nth_BT <= last, np.minimum(nth_BT, last)
+    offset_BT = columns_T - np.take_along_axis(ends_BN - lengths_BN, nth_BT, axis=1)
+    piece_BT = np.take_along_axis(numbers_BN, nth_BT, axis=1)
+    # Beyond a row's length any index in range will do: the value is replaced.
+    places_BT = np.where(real_BT, pieces.starts[piece_BT] + offset_BT, 0)
+    token_ids, trained_BT = documents.token_ids, real_BT
+    if documents.trained is not None:
+        trained_BT = real_BT & documents.trained[places_BT + 1]
+    segment_starts_BT = (columns_T == 0) | (real_BT & (offset_BT == 0)) | (columns_T == ends_BN[:, -1:])
+    return PackedRows(
+        np.where(real_BT, token_ids[places_BT], pad_id).astype(np.int64),
+        np.where(trained_BT, token_ids[places_BT + 1].astype(np.int64), IGNORE_INDEX),
+        segment_starts_BT,
+    )

@@ -64,8 +64,12 @@ class CallbackHandler:
         # A callback is the user's code: whatever it raises must end the run with its name, sys.exit() included, which
         # would leave the other ranks waiting.
         except (Exception, SystemExit) as error:
-            told = not first_to_tell()
-            if not told:
-                logger.error("the traceback of what ends the run:", exc_info=True)
-            name, step = type(callback).__name__, state.global_step
-            raise CallbackError(name, moment, step, rank(), error, told=told) from error
+            raise failed_callback(type(callback).__name__, moment, state, error) from error
+
+
+def failed_callback(name: str, moment: str, state: TrainerState, error: BaseException) -> CallbackError:
+    """What to raise for `error`, whose traceback is logged, by the first rank that fails alone."""
+    told = not first_to_tell()
+    if not told:
+        logger.error("the traceback of what ends the run:", exc_info=error)
+    return CallbackError(name, moment, state.global_step, rank(), error, told=told)

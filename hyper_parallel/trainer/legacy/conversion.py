@@ -13,6 +13,8 @@ from typing import Any
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import TextDataLoader
+from hyper_parallel.components.data.indexed.blend import Blend
+from hyper_parallel.components.data.sources import IndexedSource
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
 from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor, ProgressBar, TensorBoard, WandB
 from hyper_parallel.components.optimizer import AdamW
@@ -28,16 +30,17 @@ from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.callbacks import MemoryMonitorCallback, MoEMonitorCallback, SafetensorsExportCallback
 from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.legacy.fields import COPIED, LEGACY_NAMES, ONLY, VISION
-from hyper_parallel.trainer.legacy.schema import HyperTrainerConfig, ModelArguments, OptimizerArguments, TrainArguments
+from hyper_parallel.trainer.legacy.schema import (
+    DataArguments,
+    HyperTrainerConfig,
+    ModelArguments,
+    OptimizerArguments,
+    TrainArguments,
+)
 
 logger = logging.getLogger(__name__)
 
-_DATA_REMEDIES = {
-    "hf_datasets": "save the texts as a .jsonl file and set json_file",
-    "preset_pt": "save the texts as a .jsonl file and set json_file",
-    "megatron": "save the texts as a .jsonl file and set json_file",
-    "vl_dummy": "set dummy: images and video are not supported",
-}
+_SOURCES: dict[str, Any] = {"dummy": "synthetic", "hf_datasets": "huggingface", "preset_pt": "pt"}
 _NODE_FIELDS = {"interval_steps": "log_steps", "folder": "output_dir"}
 _IMPLEMENTATIONS: dict[bool | None, Any] = {None: "fused", True: "foreach", False: "for_loop"}
 _SIZES = (
@@ -111,15 +114,11 @@ def _refused_values(args: HyperTrainerConfig) -> Iterator[Fault]:
 def _conflicts(args: HyperTrainerConfig) -> Iterator[Fault]:
     """Faults of values by themselves or beside others, where the tree that is trained would not show them."""
     data, train = args.data, args.train
-    if data.type in _DATA_REMEDIES:
-        yield Fault("data.type", f"{data.type} is not supported", _DATA_REMEDIES[data.type])
-    elif data.type == "dummy":
-        if data.train_path is not None:
-            yield Fault("data.train_path", "is given, but data.type is dummy", "set type json_file, or remove it")
-        if data.text_key != "text":
-            yield Fault("data.text_key", "is given, but data.type is dummy", "set type json_file, or remove it")
-        if train.eval.eval_dataset is not None:
-            yield Fault("train.eval.eval_dataset", "is given, but data.type is dummy", "leave it out")
+    if data.type == "vl_dummy":
+        yield Fault("data.type", "vl_dummy is not supported", f"set dummy: {VISION}")
+    yield from _data_conflicts(data)
+    if data.type == "dummy" and train.eval.eval_dataset is not None:
+        yield Fault("train.eval.eval_dataset", "is given, but data.type is dummy", "leave it out")
 
     ranks = train.accelerator
     if ranks.dp is not None and ranks.dp_shard not in (None, -1, ranks.dp):
@@ -149,6 +148,25 @@ def _conflicts(args: HyperTrainerConfig) -> Iterator[Fault]:
             f"{folder} is no Hugging Face folder with a config.json",
             "leave it out: a run goes on from the newest checkpoint in output_dir",
         )
+
+
+def _data_conflicts(data: DataArguments) -> Iterator[Fault]:
+    path = data.train_path
+    if data.type == "dummy" and path is not None:
+        yield Fault("data.train_path", "is given, but data.type is dummy", "set type json_file, or remove it")
+    elif data.type in ("hf_datasets", "preset_pt", "megatron") and path is None:
+        yield Fault("data.train_path", f"not given, but data.type is {data.type}", "say which data")
+    elif path is not None and not isinstance(path, str) and data.type != "megatron":
+        yield Fault("data.train_path", f"expected text, got {shown(path)}", "give one path")
+    elif data.type == "megatron":
+        try:
+            Blend.parse(path)
+        except ConfigError as error:
+            yield from (dataclasses.replace(fault, path="data.train_path") for fault in error.faults)
+    if data.type in ("dummy", "preset_pt", "megatron") and data.text_key != "text":
+        yield Fault("data.text_key", f"is given, but data.type is {data.type}", "set type json_file, or remove it")
+    if data.subset is not None and data.type != "hf_datasets":
+        yield Fault("data.subset", f"is given, but data.type is {data.type}", "set type hf_datasets, or remove it")
 
 
 def _node_faults(config: TrainerConfig) -> list[Fault]:
@@ -260,16 +278,36 @@ def _tokenizer(args: HyperTrainerConfig, spec: ModelSpec | None) -> tuple[BaseTo
 
 
 def _dataloader(args: HyperTrainerConfig) -> TextDataLoader.Config:
-    """One document a row: a sample of these files is a row, whatever its length."""
+    """One document a row: a sample of these files is a row, whatever its length. Megatron's samples are full rows."""
     data = args.data
-    loader = TextDataLoader.Config(packing="pad")
-    if data.type == "dummy":
-        loader.source = "synthetic"
-    else:
-        loader.path, loader.text_field = data.train_path, data.text_key
+    loader = TextDataLoader.Config(packing="pad", reading="stream" if data.streaming else "ahead")
+    if data.type == "megatron":
+        _mix_pairs(loader, data.train_path)
+    elif data.type != "dummy":
+        loader.path = data.train_path if isinstance(data.train_path, str) else None
+    if data.type in ("json_file", "hf_datasets"):
+        loader.text_field = data.text_key
+    if data.type == "dummy" or (data.type in _SOURCES and loader.path is not None):
+        loader.source = _SOURCES[data.type]
+    if data.type == "hf_datasets":
+        loader.subset = data.subset
     if data.prefetch_factor is not None:
         loader.prefetch = data.prefetch_factor
     return loader
+
+
+def _mix_pairs(loader: TextDataLoader.Config, blend: Any) -> None:
+    """Samples as Megatron makes them by default: attention and loss reach over the ends of documents."""
+    loader.packing, loader.document_mask = "megatron", False
+    try:
+        prefixes, weights = Blend.parse(blend)
+    except (ConfigError, TypeError):  # told by _data_conflicts
+        return
+    if len(prefixes) == 1:
+        loader.source, loader.path = "indexed", prefixes[0]
+    else:
+        loader.sources = tuple(IndexedSource.Config(path=prefix) for prefix in prefixes)
+        loader.weights = tuple(weights or ())
 
 
 def _validator(args: HyperTrainerConfig) -> Validator.Config:

@@ -51,11 +51,14 @@ class DataArguments(ConfigNode):
     """What it is trained on."""
 
     type: Literal["dummy", "json_file", "hf_datasets", "preset_pt", "vl_dummy", "megatron"] = "dummy"
-    """dummy: random token ids. json_file: a file of text, one document a row. The others are not supported."""
-    train_path: str | None = None
-    """File of text (.txt, .jsonl, .jsonl.gz). None: the corpus in the package."""
+    """dummy: random token ids. json_file: a file of text, one document a row. hf_datasets: a data set of the Hugging
+    Face hub or in a folder. preset_pt: token ids in a file of torch.save. megatron: pairs of .bin and .idx, in
+    Megatron's order. vl_dummy is not supported."""
+    train_path: Any = None
+    """File, folder or name; for megatron a prefix, or a blend: "0.7 one 0.3 other", or a list of such pairs. None: the
+    corpus in the package."""
     subset: str | None = None
-    """Name of a configuration of a Hugging Face data set. Not supported."""
+    """Name of a configuration of a Hugging Face data set."""
     max_seq_len: int = 2048
     """Tokens in one row."""
     text_key: str = "text"
@@ -81,7 +84,7 @@ class DataArguments(ConfigNode):
     vl_grid_w: int = 2
     """Its width in patches."""
     streaming: bool = False
-    """Read samples while training. Not supported: all documents are held in memory, as token ids."""
+    """Read samples while training, instead of before; train_size is then how many an epoch has."""
     num_workers: int = 0
     """Processes that prepare batches."""
     prefetch_factor: int | None = None
@@ -91,13 +94,13 @@ class DataArguments(ConfigNode):
     shuffle: bool = True
     """Another order in each epoch."""
     megatron_seed: int | None = None
-    """Seed of the sample order of megatron data. Not supported, as the next two."""
+    """Seed of the sample order of megatron data. Not supported: it is train.seed."""
     pad_token_id: int = 0
     """What fills rows. Not supported: it is the tokenizer's, and padding is known by length, not by its id."""
     eod_token_id: int | None = None
-    """Token between documents of megatron data."""
+    """Token between documents of megatron data. Not supported: it is the tokenizer's EOS token."""
     eod_mask_loss: bool = False
-    """Leave that token out of the loss."""
+    """Leave what follows that token out of the loss. Not supported."""
     mmap_bin_files: bool = True
     """Map files of megatron data into memory."""
 

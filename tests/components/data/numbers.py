@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hyper_parallel.components.data import TextDataLoader
+from hyper_parallel.components.data.documents import Document, DocumentWriter, TokenizedDocuments
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.config.configurable import Configurable
 
@@ -39,6 +40,17 @@ def counted_documents(lengths: Sequence[int], first: int = 1000) -> list[list[in
         documents.append(list(range(first, first + length)))
         first += length
     return documents
+
+
+def tokenized(
+    documents: Iterable[Sequence[int]], trained: Iterable[Sequence[bool]] | None = None
+) -> TokenizedDocuments:
+    """Documents of the given ids and EOS. With `trained`, what is trained of each, EOS included."""
+    writer = DocumentWriter(NumberTokenizer().vocab_size)
+    masks = [None] * len(list(documents)) if trained is None else trained
+    for ids, mask in zip(documents, masks, strict=True):
+        writer.add(Document([*ids, EOS], mask))
+    return writer.finish("", {})
 
 
 def build_loader(path: str, *, seq_len: int, micro=1, batch=1, rank=0, size=1, seed=42, eos_id=EOS, **config):

@@ -247,14 +247,20 @@ def faults_of(path=None, **config) -> list[str]:
 
 
 def test_settings_that_cannot_work_are_found_before_anything_is_built(tmp_path):
-    missing, other = tmp_path / "missing.jsonl", tmp_path / "data.csv"
+    missing, other = tmp_path / "missing.jsonl", tmp_path / "data.doc"
     other.write_text("a,b\n")
     assert faults_of() == []
-    remedy = "give a file of text (.txt, .jsonl, .jsonl.gz)"
-    assert faults_of(str(missing)) == [f"path: {missing} does not exist; {remedy}"]
-    assert faults_of(str(tmp_path)) == [f"path: {tmp_path} is not a file; {remedy}"]
+    known = ".txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow, .csv, .pt, .idx, .bin"
+    assert faults_of(str(missing)) == [f"path: {missing} does not exist; give a file of text ({known})"]
     assert faults_of(str(other)) == [
-        f"path: {other} is of an unknown kind; give a file that ends in one of .txt, .jsonl, .jsonl.gz"
+        f"path: {other} is of an unknown kind; give a file that ends in one of {known}, or say what it is with source"
+    ]
+    assert faults_of(str(tmp_path)) == [f"path: {tmp_path} holds no file of a known kind; give files of {known}"]
+    assert faults_of(str(tmp_path / "*.doc")) == [
+        f"path: {tmp_path / '*.doc'} holds no file of a known kind; give files of {known}"
+    ]
+    assert faults_of(str(other), source="jsonl", subset="en") == [
+        f"subset: 'en' is given, but {other} is no Hugging Face data set; remove it"
     ]
     assert faults_of(text_field="body") == [
         "text_field: 'body' is given, but the corpus in the package has no such fields; remove it"

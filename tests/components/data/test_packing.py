@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from hyper_parallel.components.data.collate import collate
-from hyper_parallel.components.data.documents import tokenize
 from hyper_parallel.components.data.order import epoch_permutation
-from hyper_parallel.components.data.packing import IGNORE_INDEX, PACKINGS
-from tests.components.data.numbers import EOS, PAD, NumberTokenizer, counted_documents
+from hyper_parallel.components.data.packing import IGNORE_INDEX, ConcatPacking, PadPacking
+from tests.components.data.numbers import EOS, PAD, counted_documents, tokenized
+
+PACKINGS = {"concat": ConcatPacking, "pad": PadPacking}
 
 
 def pack(kind: str, documents: list[list[int]], seq_len: int, seed: int | None = None):
-    texts = [" ".join(map(str, ids)) for ids in documents]
-    return PACKINGS[kind](tokenize(texts, NumberTokenizer()), seq_len=seq_len, pad_id=PAD, seed=seed)
+    return PACKINGS[kind](tokenized(documents), seq_len=seq_len, pad_id=PAD, seed=seed)
 
 
 def batch_of(packing, *samples: int) -> dict:
@@ -30,6 +30,30 @@ def test_two_documents_of_three_and_four_tokens_in_one_row():
     # The first token of a document, 4 and then 7, is not predicted from the end of the one before.
     assert batch["labels"].tolist() == [[2, EOS, -100, 5, 6, EOS, -100]]
     assert {batch[name].dtype for name in ("input_ids", "labels", "position_ids")} == {torch.int64}
+
+
+def test_without_a_document_mask_a_row_is_one_segment_with_the_same_labels():
+    packing = pack("concat", [[1, 2], [4, 5, 6], [7, 8, 9, 10]], seq_len=4)
+    rows = packing.take(np.array([0, 1]))
+    masked, whole = collate(rows), collate(rows, document_mask=False)
+    assert masked["cu_seqlens"] == [0, 3, 4, 7, 8]
+    assert whole["cu_seqlens"] == [0, 4, 8]
+    assert whole["position_ids"].tolist() == [[0, 1, 2, 3]] * 2
+    assert whole["labels"].tolist() == masked["labels"].tolist() == [[2, EOS, -100, 5], [6, EOS, -100, 8]]
+    assert whole["input_ids"].tolist() == masked["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("kind", ["concat", "pad"])
+def test_only_what_is_trained_has_a_label(kind):
+    """Prompt 1 2 3, answer 4 5 and EOS; then a document of which all is trained."""
+    masks = [[False, False, False, True, True, True], [True] * 3]
+    documents = tokenized([[1, 2, 3, 4, 5], [6, 7]], masks)
+    packing = PACKINGS[kind](documents, seq_len=8 if kind == "concat" else 5, pad_id=PAD, seed=None)
+    labels = batch_of(packing, *range(packing.rows_per_epoch))["labels"].tolist()
+    if kind == "concat":
+        assert labels == [[-100, -100, 4, 5, EOS, -100, 7, EOS]]
+    else:
+        assert labels == [[-100, -100, 4, 5, EOS], [7, EOS, -100, -100, -100]]
 
 
 def test_a_document_cut_by_the_end_of_a_row_goes_on_as_a_new_segment():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.components.data import TextDataLoader
-from hyper_parallel.components.data.synthetic import synthetic_documents
+from hyper_parallel.components.data.sources.synthetic import synthetic_documents
 from hyper_parallel.components.tokenizer import TokenIdTokenizer
 from hyper_parallel.config.errors import ConfigError
 from tests.components.data.numbers import build_loader, rows_of, write_documents

@@ -4,10 +4,22 @@ import gzip
 import itertools
 import json
 
+import pyarrow
 import pytest
 
-from hyper_parallel.components.data.sources import is_supported, read_texts
+from hyper_parallel.components.data.reading import read_documents
+from hyper_parallel.components.data.sources import choose_source
+from hyper_parallel.components.data.transforms import PlainTextTransform
 from hyper_parallel.config.errors import ConfigError
+from tests.components.data.numbers import NumberTokenizer
+
+
+def read_texts(path, text_field):
+    transform = PlainTextTransform.Config(field=text_field).build(tokenizer=NumberTokenizer(), seq_len=8)
+    return map(transform.read, choose_source(str(path)).build())
+
+
+COMPRESSIONS = {".jsonl": None, ".gz": "gzip", ".zst": "zstd"}
 
 
 def message_of(path, text_field="text") -> str:
@@ -22,11 +34,12 @@ def test_a_text_file_is_one_document(tmp_path):
     assert list(read_texts(path, "text")) == ["Chapter 1\n\nÄrger\n"]
 
 
-@pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz"])
+@pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz", "data.jsonl.zst"])
 def test_json_lines_hold_one_document_each(tmp_path, name):
     path = tmp_path / name
     data = '{"id": 1, "body": "a\\nb"}\n\n{"body": "Ä"}\n{"body": ""}'.encode()
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pyarrow.output_stream(str(path), compression=COMPRESSIONS[path.suffix]) as file:
+        file.write(data)
     assert list(read_texts(path, "body")) == ["a\nb", "Ä", ""]
 
 
@@ -86,9 +99,21 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     cut.write_bytes(gzip.compress(b'{"text": "a"}\n' * 100)[:-12])
     assert message_of(no_gzip).startswith(f"dataloader.path: {no_gzip} cannot be read (Not a gzipped file")
     assert message_of(cut).startswith(f"dataloader.path: {cut} cannot be read (Compressed file ended")
-    assert message_of(tmp_path / "gone.txt").startswith(f"dataloader.path: {tmp_path / 'gone.txt'} cannot be read (")
+    assert message_of(tmp_path / "gone.txt").startswith(f"dataloader.path: {tmp_path / 'gone.txt'} does not exist; ")
 
 
-def test_supported_kinds_go_by_the_end_of_the_name(tmp_path):
-    names = ["a.txt", "a.jsonl", "a.b.jsonl.gz", "a.json", "a.txt.gz", "txt", "jsonl"]
-    assert [name for name in names if is_supported(tmp_path / name)] == names[:3]
+def test_bad_lines_are_skipped_and_counted_when_asked(tmp_path, caplog):
+    path = tmp_path / "data.jsonl"
+    lines = [b'{"text": "1 2"}', b'{"text": "\xff"}', b"broken", b'{"id": 3}', b'{"text": "3"}', b"[]", b'{"text": ""}']
+    path.write_bytes(b"\n".join(lines))
+    source = choose_source(str(path)).build(on_error="skip")
+    transform = PlainTextTransform.Config().build(tokenizer=NumberTokenizer(), seq_len=8)
+    documents = read_documents(source, iter(source), transform, vocab_size=10, on_error="skip")
+    assert documents.token_ids.tolist() == [1, 2, 9, 3, 9]
+    assert documents.counts == {"unreadable documents skipped": 4, "empty texts left out": 1}
+    assert [record.message.partition(" is ")[0] for record in caplog.records] == [
+        f"skipped: dataloader.path: {path}:2",
+        f"skipped: dataloader.path: {path}:3",
+        f"skipped: dataloader.path: {path}:6",
+        "skipped: dataloader.text_field: 'text'",
+    ]

@@ -34,5 +34,4 @@ def synthetic_documents(
         offsets,
         texts_digest=hashlib.blake2b(origin.encode(), digest_size=16).hexdigest(),
         tokens_digest=tokens_digest(token_ids.reshape(-1), offsets),
-        empty_texts=0,
     )
