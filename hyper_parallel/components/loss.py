@@ -241,10 +241,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 "ChunkedCELoss has no second derivative (create_graph=True); use CrossEntropyLoss for one"
             )
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
-        # In place: a second copy of the weight's gradient would be the largest tensor of the pass. Autograd refuses a
-        # second backward over changed tensors, so the scale cannot be applied twice.
-        grad_hidden = grad_hidden_ND.mul_(grad_loss) if ctx.needs_input_grad[0] else None
-        grad_weight = grad_weight_VD.mul_(grad_loss).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        # In place: a second copy of the weight's gradient would be the largest tensor of the pass. Not if the graph is
+        # kept for a second pass, as a pipeline does that computes gradients of inputs first and of weights later.
+        scale = torch.mul if torch._C._autograd._get_current_graph_task_keep_graph() else Tensor.mul_
+        grad_hidden = scale(grad_hidden_ND, grad_loss) if ctx.needs_input_grad[0] else None
+        grad_weight = scale(grad_weight_VD, grad_loss).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
         return grad_hidden, grad_weight, None, None, None, None
 
 

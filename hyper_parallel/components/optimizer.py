@@ -104,7 +104,17 @@ class OptimizersContainer(Configurable):
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
             _fill_state(optimizer)
-            set_optimizer_state_dict(part, optimizer, state_dict, options=options)
+            # A part's copy of a parameter has a state of its own: optimizers take over tensors as they are.
+            copied = tuple(f"state.{name}." for name in getattr(part, "copied_parameters", ()))
+            own = (
+                {
+                    key: value.clone() if key.startswith(copied) and isinstance(value, torch.Tensor) else value
+                    for key, value in state_dict.items()
+                }
+                if copied
+                else state_dict
+            )
+            set_optimizer_state_dict(part, optimizer, own, options=options)
 
 
 class AdamW(OptimizersContainer):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
-from hyper_parallel.components.loss import IGNORE_INDEX, BaseLoss
+from hyper_parallel.components.loss import IGNORE_INDEX
 from hyper_parallel.config.configurable import Buildable, Configurable, slot
 from hyper_parallel.config.errors import Fault, RunError
 from hyper_parallel.config.sections import at_least
@@ -49,8 +49,7 @@ class Validator(Configurable):
         config: Config,
         *,
         model_parts: list[nn.Module],
-        loss: BaseLoss,
-        get_batch: Callable[[dict[str, Any]], dict[str, Any]],
+        evaluate: Callable[[list[dict[str, Any]]], torch.Tensor],
         loader_arguments: dict[str, Any],
         dp_group: dist.ProcessGroup | None,
         loss_group: dist.ProcessGroup | None,
@@ -59,15 +58,14 @@ class Validator(Configurable):
         """Builds the held-out dataloader when validation is enabled.
 
         Args:
-            get_batch: the trainer's hook, from a micro-batch to the arguments of the model's forward.
+            evaluate: from the micro-batches of a batch to the sum of the loss over their tokens on this rank.
             loader_arguments: runtime arguments of the training dataloader; the held-out one gets the same.
             dp_group: the ranks that read different rows; None for one process.
             loss_group: the ranks that hold different tokens of them.
         """
         self._config = config
         self._model_parts = model_parts
-        self._loss = loss
-        self._get_batch = get_batch
+        self._evaluate = evaluate
         self._dp_group, self._loss_group = dp_group, loss_group
         self._training_steps = training_steps
         self._dataloader = config.dataloader.build(**loader_arguments) if config.enable else None
@@ -99,10 +97,8 @@ class Validator(Configurable):
             self._dataloader.load_state_dict(self._start)
             loss_sum, valid_tokens = torch.zeros((), device=device), 0
             for micro_batches in islice(self._dataloader, self._config.steps):
-                for micro_batch in micro_batches:
-                    valid_tokens += int((micro_batch["labels"] != IGNORE_INDEX).sum())
-                    output = self._model_parts[0](**self._get_batch(micro_batch), loss_fn=self._loss)
-                    loss_sum = loss_sum + output.loss_sum
+                valid_tokens += sum(int((m["labels"] != IGNORE_INDEX).sum()) for m in micro_batches)
+                loss_sum = loss_sum + self._evaluate(micro_batches)
         finally:
             self._dataloader.close()
             for module, training in was_training:

@@ -11,6 +11,7 @@ from hyper_parallel.config.configurable import ConfigNode, setting
 from hyper_parallel.config.errors import Fault
 
 DType = Literal["float32", "bfloat16", "float64"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zbv", "dualpipev"]
 
 
 def at_least(node: ConfigNode, minimum: float, *names: str) -> Iterator[Fault]:
@@ -105,13 +106,28 @@ class ParallelismConfig(ConfigNode):
     from tokens to heads and back, the least moved; heads must divide by cp x tp. allgather: all keys and values on each
     rank, the fewest collectives."""
     pp: int = setting(1, aliases=("pipeline_parallel_degree", "accelerator.pp_size"))
-    """Pipeline-parallel degree."""
+    """Pipeline-parallel degree: ranks that hold different layers and pass micro-batches on to each other."""
+    pp_schedule: PipelineSchedule = "1f1b"
+    """Order of the micro-batches in a pipeline. gpipe: all forward, then all backward. 1f1b: backward as soon as it can
+    be, so that fewer are live. interleaved_1f1b: the same over several stages a rank, with shorter waits. zbv,
+    dualpipev: two stages a rank in the shape of a V, with the gradients of weights computed while others wait."""
+    pp_virtual_stages: int | None = None
+    """Stages on each rank. None: 1 for gpipe and 1f1b, 2 for the others."""
+    pp_embedding_layers: float = 1.0
+    """Layers that the embedding counts as when layers are shared out over stages."""
+    pp_head_layers: float = 1.0
+    """Layers that the last norm, the output matrix and the loss count as."""
     ep: int = setting(1, aliases=("expert_parallel_degree", "accelerator.ep_size"))
     """Expert-parallel degree."""
-    reshard_after_forward: bool = True
-    """Free gathered parameters between forward and backward: less memory, one more all-gather a layer."""
+    reshard_after_forward: bool | None = None
+    """Free gathered parameters between forward and backward: less memory, one more all-gather a layer. None: do so,
+    except in a pipeline, where it would be done for every micro-batch."""
     cpu_offload: bool = False
     """Keep sharded parameters, gradients and optimizer state in host memory."""
+
+    def reshards(self) -> bool:
+        """`reshard_after_forward`, the default resolved."""
+        return self.pp == 1 if self.reshard_after_forward is None else self.reshard_after_forward
 
     def smallest_world_size(self) -> int:
         """Ranks that the degrees ask for, with one for a dp_shard of -1."""
@@ -121,10 +137,8 @@ class ParallelismConfig(ConfigNode):
         yield from at_least(self, 1, "dp_replicate", "tp", "cp", "pp", "ep")
         if self.dp_shard != -1 and self.dp_shard < 1:
             yield Fault("dp_shard", f"{self.dp_shard} is neither -1 nor above 0", "give -1 for all ranks that are left")
-        for name in ("pp", "ep"):
-            degree = getattr(self, name)
-            if degree > 1:
-                yield Fault(name, f"{degree} is not supported yet", "set 1; use dp_replicate, dp_shard, cp and tp")
+        if self.ep > 1:
+            yield Fault("ep", f"{self.ep} is not supported yet", "set 1; use dp_replicate, dp_shard, cp, tp and pp")
         if self.cp_method != "ring" and self.cp == 1:
             yield Fault("cp_method", f"{self.cp_method}, but cp is 1: rows are whole", "set cp above 1 or ring")
         for name in ("sequence_parallel", "loss_parallel"):
@@ -132,6 +146,12 @@ class ParallelismConfig(ConfigNode):
                 yield Fault(name, "True, but tp is 1: there are no ranks to spread over", "set False, or tp above 1")
         if self.mode == "validate" and self.tp == 1:
             yield Fault("mode", "validate, but tp is 1: there is no plan to compare with", "set production")
+        yield from at_least(self, 1, "pp_virtual_stages")
+        yield from at_least(self, 0, "pp_embedding_layers", "pp_head_layers")
+        alone = {"pp_schedule": "1f1b", "pp_virtual_stages": None, "pp_embedding_layers": 1.0, "pp_head_layers": 1.0}
+        for name, default in alone.items() if self.pp == 1 else ():
+            if (value := getattr(self, name)) != default:
+                yield Fault(name, f"{value}, but pp is 1: there is no pipeline", "leave it out, or set pp above 1")
 
 
 @dataclass(kw_only=True, slots=True)

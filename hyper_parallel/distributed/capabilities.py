@@ -25,6 +25,7 @@ FEATURES: dict[str, Feature] = {
     "replicas": Feature("parallelism.dp_replicate", lambda c, d: d.dp_replicate > 1),
     "sharding": Feature("parallelism.dp_shard", lambda c, d: d.dp_shard > 1),
     "CPU offload": Feature("parallelism.cpu_offload", lambda c, d: c.parallelism.cpu_offload),
+    "pipeline": Feature("parallelism.pp", lambda c, d: d.pp > 1),
     "context parallel": Feature("parallelism.cp", lambda c, d: d.cp > 1),
     "tensor parallel": Feature("parallelism.tp", lambda c, d: d.tp > 1),
     "sequence parallel": Feature("parallelism.sequence_parallel", lambda c, d: c.parallelism.sequence_parallel),
@@ -42,6 +43,11 @@ FEATURES: dict[str, Feature] = {
 
 REFUSED: dict[frozenset[str], str] = {
     frozenset({"compile", "validate mode"}): "a compiled graph runs without the boundaries that are to be compared",
+    frozenset({"pipeline", "tensor parallel"}): "a sharding plan is for a whole model, not for a part of one",
+    frozenset({"pipeline", "context parallel"}): "a sharding plan is for a whole model, not for a part of one",
+    frozenset({"pipeline", "sequence parallel"}): "it is a kind of tensor parallel",
+    frozenset({"pipeline", "loss parallel"}): "it is a kind of tensor parallel",
+    frozenset({"pipeline", "validate mode"}): "it is a kind of tensor parallel",
 }
 """Pairs that a run may not use together, and why. All other pairs are supported."""
 

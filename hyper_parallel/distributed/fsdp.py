@@ -41,7 +41,7 @@ def apply_fsdp(
     loss is computed inside the root's forward. Several copies of an unsharded model are the mesh (dp_replicate, 1).
 
     Args:
-        param_dtype: of gathered parameters and of the floating-point inputs of blocks and root.
+        param_dtype: of gathered parameters and of the floating-point inputs of blocks.
         reduce_dtype: in which gradients are summed over micro-batches and ranks.
         reshard_after_forward: blocks free gathered parameters until their backward; the root keeps its own.
         cpu_offload: shards, gradients and optimizer state live in host memory: materialise the model there.
@@ -60,11 +60,13 @@ def apply_fsdp(
         return
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    mp_policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     # Pinned memory needs an accelerator; FSDP's default raises without one.
     offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy()
 
-    def shard(module: nn.Module, reshard: bool) -> None:
+    def shard(module: nn.Module, reshard: bool, *, cast_inputs: bool) -> None:
+        mp_policy = MixedPrecisionPolicy(
+            param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=cast_inputs
+        )
         fully_shard(
             module, mesh=mesh, reshard_after_forward=reshard, mp_policy=mp_policy, offload_policy=offload_policy
         )
@@ -73,8 +75,9 @@ def apply_fsdp(
         module.set_force_sum_reduction_for_comms(True)
 
     for block in model.blocks():
-        shard(block, reshard_after_forward)
-    shard(model, False)
+        shard(block, reshard_after_forward, cast_inputs=True)
+    # Token ids need no cast, and what comes from another stage has its types: sums over tokens are float32.
+    shard(model, False, cast_inputs=False)
 
 
 def gradient_sync(model_parts: Iterable[nn.Module], *, last: bool) -> None:

@@ -6,26 +6,36 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hyper_parallel.distributed.reductions import all_reduce_sum
 
 
 @torch.no_grad()
-def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
+def clip_grad_norm(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float | None,
+    *,
+    copies: Sequence[nn.Parameter] = (),
+    pp_group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
     """Scales all gradients by ``min(1, max_norm / (norm + 1e-6))``, as `torch.nn.utils.clip_grad_norm_` does.
 
     Every element of the model counts once: shards are summed over the mesh axes that they are spread over, replicas
     and plain parameters are not. Parameters of several meshes may be mixed. Parameters without a gradient count as 0.
 
     Args:
-        parameters: the same list on every rank.
+        parameters: the same list on every rank of one pipeline stage.
         max_norm: None only measures.
+        copies: those of `parameters` that are copies of another stage's: scaled, but counted there.
+        pp_group: the ranks of one pipeline, which hold different parameters. None: each rank has all.
 
     Returns:
         The 2-norm before scaling: a plain scalar, equal on all ranks, in float32 or the parameters' wider type.
     """
     parameters = list(parameters)
+    copied = {id(parameter) for parameter in copies}
     # Keyed by the parameters' layout, so that a rank without any gradient still takes part in its sums.
     parts: dict[tuple, list[torch.Tensor]] = defaultdict(list)
     local_grads: list[torch.Tensor] = []
@@ -38,11 +48,14 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
             if grad is None:
                 continue
             local_grads.append(grad.to_local())
+            if id(parameter) in copied:
+                continue
             # A gradient may be a partial sum, or whole where the parameter is sharded: count it in the latter's layout.
             part.append(grad.redistribute(placements=placements).to_local())
         elif grad is not None:
             local_grads.append(grad)
-            parts[None, ()].append(grad)
+            if id(parameter) not in copied:
+                parts[None, ()].append(grad)
     if not parts:
         return torch.zeros(())
 
@@ -57,7 +70,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
         for axis in sharded_axes:
             square = all_reduce_sum(square, mesh.get_group(axis))
         squares.append(square)
-    norm = torch.stack(squares).sum().sqrt()
+    norm = all_reduce_sum(torch.stack(squares).sum(), pp_group).sqrt()
 
     if max_norm is not None:
         # A norm that is NaN scales nothing: it can still be seen which gradients it comes from.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hyper_parallel.config.errors import RunError
@@ -21,10 +22,11 @@ from hyper_parallel.distributed.atomic_folder import make_partial, partial_name,
 from hyper_parallel.distributed.fsdp import reshard
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.safetensors_writer import DTYPE_NAMES, SafetensorsWriter, TensorSpec
-from hyper_parallel.distributed.together import on_rank_0, together
+from hyper_parallel.distributed.together import gathered, on_rank_0, together
+from hyper_parallel.platform import get_platform
 from hyper_parallel.protocols.local_block import LocalBlock, local_block
 from hyper_parallel.protocols.module import canonical_name
-from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
+from hyper_parallel.protocols.state_dict_adapter import HFBlock, StateDictAdapter
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -48,6 +50,15 @@ class _Stored(NamedTuple):
     dtype: str
 
 
+class _Parameter(NamedTuple):
+    """A parameter of the whole model, of which this rank may have nothing: stages of a pipeline have their own."""
+
+    like: torch.Tensor
+    """Its whole shape and its type, on meta."""
+    holder: int
+    """The first rank that has it."""
+
+
 class _Read(NamedTuple):
     """A block of a stored tensor, and where it goes."""
 
@@ -67,7 +78,9 @@ def load_hf_weights(model_parts: Sequence[nn.Module], adapter: StateDictAdapter,
         HFWeightsError: on every rank. Tensors are missing, unexpected, misshapen or of no floating-point type: all are
             named, and nothing is copied. Or files are absent, damaged or cannot be read.
     """
-    reads = together(lambda: _plan(model_parts, adapter, Path(folder)), HFWeightsError)
+    parameters = list(_parameters(model_parts))
+    everyone = _of_all_ranks(parameters)
+    reads = together(lambda: _plan(parameters, everyone, adapter, Path(folder)), HFWeightsError)
     together(lambda: _copy(reads), HFWeightsError)
 
 
@@ -93,25 +106,41 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _plan(model_parts: Sequence[nn.Module], adapter: StateDictAdapter, folder: Path) -> list[_Read]:
+def _plan(
+    parameters: Sequence[tuple[str, torch.Tensor]],
+    everyone: dict[str, _Parameter],
+    adapter: StateDictAdapter,
+    folder: Path,
+) -> list[_Read]:
     stored = _stored_tensors(folder)
-    shapes: dict[str, tuple[int, ...]] = {}
+
+    def blocks_of(name: str, shape: Sequence[int]) -> Sequence[HFBlock]:
+        layouts = adapter.hf_layouts(name, shape)
+        return next((blocks for blocks in layouts if any(b.hf_name in stored for b in blocks)), layouts[0])
+
+    # Of a tensor in several parts the last one ends where the tensor does.
+    shapes = {
+        hf_name: tuple(map(sum, zip(_starts(part, whole.like[block].dim()), whole.like[block].shape, strict=True)))
+        for name, whole in everyone.items()
+        for hf_name, block, part in blocks_of(name, whole.like.shape)
+    }
     reads: list[_Read] = []
-    for name, parameter in _parameters(model_parts):
-        layouts = adapter.hf_layouts(name, parameter.shape)
-        blocks = next((blocks for blocks in layouts if any(b.hf_name in stored for b in blocks)), layouts[0])
-        local, whole = local_block(parameter), torch.empty(parameter.shape, device="meta")
-        for hf_name, block, part in blocks:
-            shape = whole[block].shape
-            starts = [dim.start or 0 for dim in part] + [0] * (len(shape) - len(part))
-            shapes[hf_name] = tuple(map(sum, zip(starts, shape, strict=True)))
+    for name, parameter in parameters:
+        local = local_block(parameter)
+        for hf_name, block, part in blocks_of(name, parameter.shape):
             overlap = _overlap(block, parameter.shape, local)
             if overlap is not None and hf_name in stored:
                 source, target = overlap
+                starts = _starts(part, len(source))
                 source = tuple(slice(s.start + at, s.stop + at) for s, at in zip(source, starts, strict=True))
                 reads.append(_Read(stored[hf_name], source, local.tensor[target]))
     _refuse_misfits(folder, stored, shapes, adapter.hf_copies())
     return reads
+
+
+def _starts(part: tuple[slice, ...], dims: int) -> list[int]:
+    """Where a part of a stored tensor begins, per dim."""
+    return [dim.start or 0 for dim in part] + [0] * (dims - len(part))
 
 
 @contextmanager
@@ -247,8 +276,9 @@ def save_hf_weights(
         HFWeightsError: on every rank. `folder` holds files already, or cannot be written; what was written is removed.
     """
     folder = Path(folder).resolve()  # where a link leads to may be another disk
-    parameters = list(_parameters(model_parts))
-    files = _files(parameters, adapter, max_shard_bytes)
+    own = dict(_parameters(model_parts))
+    everyone = _of_all_ranks(list(own.items()))
+    files = _files([(name, parameter.like) for name, parameter in everyone.items()], adapter, max_shard_bytes)
 
     def start() -> SafetensorsWriter:
         if not (replace and any(folder.glob("*.safetensors"))):
@@ -265,7 +295,7 @@ def save_hf_weights(
         if len(files) > 1:
             weight_map = {name: file for file, specs in files.items() for name in specs}
             _write_json(unfinished / INDEX, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map})
-        dtype = str(parameters[0][1].dtype).removeprefix("torch.")
+        dtype = str(next(iter(own.values())).dtype).removeprefix("torch.")
         _write_json(unfinished / "config.json", adapter.hf_config(dtype))
         if add_files is not None:
             add_files(unfinished)
@@ -274,8 +304,8 @@ def save_hf_weights(
     size_bytes = sum(spec.size_bytes for specs in files.values() for spec in specs.values())
     try:
         writer = on_rank_0(start, HFWeightsError)
-        for name, parameter in parameters:
-            whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        for name, (like, holder) in everyone.items():
+            whole = _whole_on_rank_0(own.get(name), like, holder)
             on_rank_0(partial(write, name, whole), HFWeightsError)
             del whole  # before the next one is gathered
         on_rank_0(finish, HFWeightsError)
@@ -324,6 +354,30 @@ def _parameters(model_parts: Sequence[nn.Module]) -> Iterator[tuple[str, torch.T
     for part in model_parts:
         for name, parameter in part.named_parameters():
             yield canonical_name(name), parameter
+
+
+def _of_all_ranks(parameters: Sequence[tuple[str, torch.Tensor]]) -> dict[str, _Parameter]:
+    found: dict[str, _Parameter] = {}
+    kinds = {name: (tuple(parameter.shape), parameter.dtype) for name, parameter in parameters}
+    for holder, theirs in enumerate(gathered(kinds)):
+        for name, (shape, dtype) in theirs.items():
+            found.setdefault(name, _Parameter(torch.empty(shape, dtype=dtype, device="meta"), holder))
+    return found
+
+
+def _whole_on_rank_0(parameter: torch.Tensor | None, like: torch.Tensor, holder: int) -> torch.Tensor:
+    """The whole of a parameter (None: this rank has none of it), gathered by those that have it and sent to rank 0.
+    Elsewhere it is whatever there is."""
+    whole = like if parameter is None else parameter
+    if hasattr(whole, "full_tensor"):
+        whole = whole.full_tensor()
+    if holder > 0:
+        if rank() == holder:
+            dist.send(whole.contiguous(), 0)
+        elif rank() == 0:
+            whole = torch.empty_like(like, device=get_platform().device())
+            dist.recv(whole, holder)
+    return whole
 
 
 def _write_json(file: Path, content: object) -> None:

@@ -30,6 +30,8 @@ class ParallelDims:
     """Ranks that hold different parts of the same rows."""
     tp: int = 1
     """Ranks that hold different parts of the same matrices."""
+    pp: int = 1
+    """Ranks that hold different layers of one copy."""
     _mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
     _fsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
     _cp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
@@ -48,7 +50,7 @@ class ParallelDims:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.dp_size * self.cp * self.tp
+        return self.pp * self.dp_size * self.cp * self.tp
 
     def build_mesh(self, device_type: str) -> None:
         """Makes the device mesh over the ranks of the process group. Without a process group there is none to make.
@@ -73,9 +75,11 @@ class ParallelDims:
         fsdp_axes = tuple(map(str, axes))
         if self.tp > 1:
             axes[MeshAxisName.TP] = self.tp  # innermost: neighbours talk most
+        if self.pp > 1:
+            axes = {MeshAxisName.PP: self.pp, **axes}  # outermost: neighbours in a pipeline talk least
         mesh = init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(map(str, axes)))
         self._mesh = mesh
-        self._fsdp_mesh = mesh if self.tp == 1 else mesh[fsdp_axes]
+        self._fsdp_mesh = mesh if mesh.mesh_dim_names == fsdp_axes else mesh[fsdp_axes]
         self._loss_group = self._dp_group = _group_over(mesh, fsdp_axes, "loss")
         if self.cp > 1:
             parts = (str(MeshAxisName.DP_SHARD), str(MeshAxisName.CP))
@@ -103,7 +107,8 @@ class ParallelDims:
         """This rank's place among those that hold different tokens."""
         if self._mesh is None:
             return 0
-        return self._mesh.get_rank() // self.tp  # tp is the innermost axis
+        # tp is the innermost axis, pp the outermost
+        return self._mesh.get_rank() // self.tp % (self.dp_size * self.cp)
 
     @property
     def fsdp_mesh(self) -> DeviceMesh | None:
@@ -134,6 +139,16 @@ class ParallelDims:
     def loss_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold different tokens, over which losses are summed."""
         return self._loss_group
+
+    @property
+    def pp_group(self) -> dist.ProcessGroup | None:
+        """The ranks of one pipeline, in order; None where each rank has all layers."""
+        return None if self._mesh is None or self.pp == 1 else self._mesh[str(MeshAxisName.PP)].get_group()
+
+    @property
+    def pp_rank(self) -> int:
+        """This rank's place in its pipeline."""
+        return 0 if self._mesh is None else self._mesh.get_rank() * self.pp // self.world_size  # pp is the outermost
 
 
 def _group_over(mesh: DeviceMesh, axes: tuple[str, ...], name: str) -> dist.ProcessGroup:

@@ -24,10 +24,7 @@ def together(action: Callable[[], ResultT], error_type: type[RunError]) -> Resul
         result = action()
     except _file_errors() as error:
         cause = _cause(error)
-    causes: list[str | None] = [cause]
-    if dist.is_initialized():
-        causes = [None] * dist.get_world_size()
-        dist.all_gather_object(causes, cause)
+    causes = gathered(cause)
     for source, text in enumerate(causes):
         if text is not None:
             raise error_type(text if len(causes) == 1 else f"{text} (on rank {source})")
@@ -53,6 +50,15 @@ def broadcast(decide: Callable[[], ResultT], error_type: type[RunError]) -> Resu
     if dist.is_initialized():
         dist.broadcast_object_list(decision, src=0)
     return decision[0]
+
+
+def gathered(item: ResultT) -> list[ResultT]:
+    """The `item` of every rank, by rank."""
+    items = [item]
+    if dist.is_initialized():
+        items *= dist.get_world_size()
+        dist.all_gather_object(items, item)
+    return items
 
 
 def _file_errors() -> tuple[type[BaseException], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from hyper_parallel.config.errors import ConfigError
@@ -9,12 +10,13 @@ from hyper_parallel.config.sections import ParallelismConfig
 
 
 class Degrees(NamedTuple):
-    """Size of every mesh axis, outermost first. Their product is the number of ranks."""
+    """Size of every mesh axis. Their product is the number of ranks."""
 
     dp_replicate: int
     dp_shard: int
     cp: int = 1
     tp: int = 1
+    pp: int = 1
 
 
 def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
@@ -23,9 +25,10 @@ def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
     Raises:
         ConfigError: the degrees do not multiply to `world_size`. The fault names every factor.
     """
-    dp_replicate, dp_shard, cp, tp = parallelism.dp_replicate, parallelism.dp_shard, parallelism.cp, parallelism.tp
-    model_ranks = cp * tp
-    beside = {name: degree for name, degree in (("cp", cp), ("tp", tp)) if degree > 1}
+    dp_replicate, dp_shard = parallelism.dp_replicate, parallelism.dp_shard
+    model = {"cp": parallelism.cp, "tp": parallelism.tp, "pp": parallelism.pp}
+    model_ranks = math.prod(model.values())
+    beside = {name: degree for name, degree in model.items() if degree > 1}
     if dp_shard == -1:
         given = dp_replicate * model_ranks
         if world_size % given:
@@ -38,7 +41,7 @@ def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
                 else f"{dp_replicate} does not divide the world size {world_size}",
                 f"set divisors of {world_size}, or start a multiple of {given} ranks",
             )
-        return Degrees(dp_replicate, world_size // given, cp, tp)
+        return Degrees(dp_replicate, world_size // given, **model)
     ranks = dp_replicate * dp_shard * model_ranks
     if ranks != world_size:
         product = _product({"dp_replicate": dp_replicate, "dp_shard": dp_shard} | beside)
@@ -47,7 +50,7 @@ def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
             f"{product} = {ranks} ranks, but the world size is {world_size}",
             f"start {ranks} ranks (torchrun --nproc_per_node={ranks}), or set dp_shard -1 to take what is left",
         )
-    return Degrees(dp_replicate, dp_shard, cp, tp)
+    return Degrees(dp_replicate, dp_shard, **model)
 
 
 def _product(degrees: dict[str, int]) -> str:

@@ -28,7 +28,10 @@ class ModelOutput(NamedTuple):
     aux_loss_sum: torch.Tensor | None = None
     """Scalar sum over the B rows of the weighted auxiliary loss of each, where the model has one."""
     tokens_per_expert: torch.Tensor | None = None
-    """[layers with experts, E] int64 tokens sent to each expert, detached, where the model has experts."""
+    """[layers with experts, E] int64 tokens sent to each expert, detached, where the model has experts. Of a part of a
+    model: 0 in the layers of other parts."""
+    sent: tuple[torch.Tensor, ...] = ()
+    """What the next part of the model takes; then there is neither logits nor loss. Empty behind the last layer."""
 
 
 class BaseModel(Module):
@@ -49,6 +52,9 @@ class BaseModel(Module):
     """Token ids are below this."""
     max_seq_len: int
     """Longest row that the model was made for, in tokens."""
+    copied_parameters: tuple[str, ...] = ()
+    """Of a part of a model: names of parameters that it holds a copy of. The first part owns them, and both get the
+    sum of their gradients."""
 
     @abstractmethod
     def forward(
@@ -59,6 +65,7 @@ class BaseModel(Module):
         cu_seqlens: Sequence[int] | None = None,
         labels_BT: torch.Tensor | None = None,
         loss_fn: LossFn | None = None,
+        received: Sequence[torch.Tensor] = (),
     ) -> ModelOutput:
         """One forward pass.
 
@@ -69,7 +76,13 @@ class BaseModel(Module):
                 boundaries too. None: each row is one document.
             labels_BT: target of each position (already shifted), -100 where nothing is trained.
             loss_fn: gives the loss; without it the logits are returned.
+            received: what the part before this one has `sent`. Empty: this is the first part, or the whole model.
         """
+
+    def boundary(self, rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Meta tensors like those that a part of the model sends to the next for a batch of `rows` x `tokens` computed
+        in `dtype`; those that a gradient comes back for require it. Only models with a `pipelining_fn` are asked."""
+        raise NotImplementedError(f"{type(self).__name__} is not made to be taken apart")
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:

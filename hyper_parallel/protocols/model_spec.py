@@ -30,7 +30,8 @@ class ModelSpec(ConfigNode):
     parallelize_fn: Callable[..., Any] | None = None
     """`(model, parallel_dims, *, training, parallelism, activation_checkpoint, compile, dump_folder) -> model`."""
     pipelining_fn: Callable[..., Any] | None = None
-    """Splits the model into pipeline stages. None: the family has no pipeline yet."""
+    """`(model, parallel_dims, *, parallelism) -> parts`: the parts of the model for the pipeline stages of this rank,
+    each made ready by `parallelize_fn` afterwards. None: the family has no pipeline."""
     post_optimizer_build_fn: Callable[..., Any] | None = None
     """`(optimizers, model_parts, parallel_dims)`, called once the optimizers stand."""
     state_dict_adapter: type[StateDictAdapter] | None = None

@@ -18,15 +18,15 @@ from hyper_parallel.components.optimizer import OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.errors import RunError
-from hyper_parallel.distributed.fsdp import gradient_sync
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import destroy_distributed
 from hyper_parallel.platform import get_platform
-from hyper_parallel.protocols.model import BaseModel, ModelOutput
+from hyper_parallel.protocols.model import BaseModel
 from hyper_parallel.trainer.callbacks import Callback, CallbackHandler, TrainerState
 from hyper_parallel.trainer.config import TrainerConfig
+from hyper_parallel.trainer.forward_backward import ForwardBackward
 from hyper_parallel.trainer.phases import ClipGradFn
-from hyper_parallel.trainer.step import FiniteGuard, StepTotals, check_step, loss_scales
+from hyper_parallel.trainer.step import FiniteGuard, StepTotals, check_step, loss_scales, loss_shares
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class BaseTrainer:
     model_parts: list[BaseModel]
     clip_grad_fn: ClipGradFn
     loss: BaseLoss
+    forward_backward: ForwardBackward
     dataloader: BaseDataLoader
     optimizers: OptimizersContainer
     lr_schedulers: LRSchedulersContainer
@@ -128,9 +129,10 @@ class BaseTrainer:
             [m["labels"] for m in micro_batches], self.config.training.loss_aggregation, dims.dp_group, device
         )
         totals = StepTotals()
-        for index, (micro_batch, scale) in enumerate(zip(micro_batches, scales, strict=True)):
-            gradient_sync(self.model_parts, last=index == len(micro_batches) - 1)
-            state.model_output = self.forward_backward(micro_batch, scale, totals)
+        rows = self.config.training.global_batch_size
+        for output, scale in zip(self.forward_backward(micro_batches, scales), scales, strict=True):
+            totals.add(*loss_shares(output, scale, rows))
+            state.model_output = output
             self.dispatch("on_substep_end")
             state.model_output = None
         if self.finite_guard is not None:
@@ -161,22 +163,6 @@ class BaseTrainer:
             memory_bytes=get_platform().memory_bytes(),
             extra={} if aux_loss is None else {"aux_loss": aux_loss},
         )
-
-    def forward_backward(self, micro_batch: dict[str, Any], scale: Tensor, totals: StepTotals) -> ModelOutput:
-        """Adds the gradients of one micro-batch, and its share of the step's loss to `totals`.
-
-        The objective is `scale` x (sum of the loss over the micro-batch's tokens) + (sum of the auxiliary loss over
-        its rows) / (rows of the step): its sum over micro-batches and ranks does not depend on how rows are split.
-        """
-        output = self.model_parts[0](**self.get_batch(micro_batch), loss_fn=self.loss)
-        loss, aux_loss = output.loss_sum * scale, None
-        objective = loss
-        if output.aux_loss_sum is not None:
-            aux_loss = output.aux_loss_sum / self.config.training.global_batch_size
-            objective = loss + aux_loss
-        totals.add(loss, aux_loss)
-        objective.backward()
-        return output
 
     def evaluate(self) -> float:
         """The loss on held-out data, as it is now. Every rank must call it; callbacks are told."""

@@ -33,6 +33,7 @@ from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
+from hyper_parallel.trainer.pipeline_faults import pipeline_faults
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -85,7 +86,7 @@ class TrainerConfig(Configurable.Config):
     profiler: Buildable[Profiler] = slot(Profiler.Config, runtime="dump_folder")
     """Traces of a window of steps."""
     validator: Buildable[Validator] = slot(
-        Validator.Config, runtime="model_parts loss get_batch loader_arguments dp_group loss_group training_steps"
+        Validator.Config, runtime="model_parts evaluate loader_arguments dp_group loss_group training_steps"
     )
     """Loss on held-out data."""
     callbacks: tuple[Buildable[Callback], ...] = slot(tuple, runtime="trainer")
@@ -114,13 +115,14 @@ class TrainerConfig(Configurable.Config):
         yield from _loss_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
-        if min(p.dp_replicate, p.cp, p.tp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
+        if min(p.dp_replicate, p.cp, p.tp, p.pp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
                 degrees = resolve_degrees(self.parallelism, world_size)
             except ConfigError as error:
                 yield from error.faults
             else:
-                yield from _batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard)
+                faults = list(_batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard))
+                yield from faults or pipeline_faults(self, degrees.dp_replicate * degrees.dp_shard)
                 yield from capability_faults(self, degrees)
         steps = self.training.steps
         if steps is None and self.training.epochs is None:
@@ -144,9 +146,8 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         )
         yield Fault("model_spec", "no model is chosen", remedy)
         return
-    for function in ("build_model_fn", "pipelining_fn"):
-        if getattr(spec, function) is not None:
-            yield Fault(f"model_spec.{function}", f"{spec.name} has one, which is not supported yet", "leave it None")
+    if spec.build_model_fn is not None:
+        yield Fault("model_spec.build_model_fn", f"{spec.name} has one, which is not supported yet", "leave it None")
     if spec.model is None or spec.parallelize_fn is None:
         yield Fault("model_spec", f"{spec.name} lacks a model Config or a parallelize_fn", "give its ModelSpec both")
     else:

@@ -28,8 +28,11 @@ class HyperTrainer(BaseTrainer, Configurable):
         phases.materialize(config, self.model_parts)  # 8
         self.optimizers = phases.build_optimizers(config, self.model_parts, self.parallel_dims)  # 9
         self.lr_schedulers = phases.build_lr_schedulers(config, self.optimizers, self.training_steps)
-        self.clip_grad_fn = phases.choose_clip_grad_fn(config)
+        self.clip_grad_fn = phases.choose_clip_grad_fn(config, self.model_parts, self.parallel_dims)
         self.loss = phases.build_loss(config, self.model_parts, self.parallel_dims)
+        self.forward_backward = phases.build_forward_backward(
+            config, self.model_parts, self.parallel_dims, self.loss, self.get_batch
+        )
         self.checkpointer = phases.build_checkpointer(  # 10
             config,
             model_config=model_config,
@@ -40,13 +43,12 @@ class HyperTrainer(BaseTrainer, Configurable):
             dataloader=self.dataloader,
             train_state=self.state,
         )
-        self.metrics = phases.build_metrics(config, self.model_parts, self.training_steps)  # 11
+        self.metrics = phases.build_metrics(config, model, self.training_steps)  # 11
         self.profiler = phases.build_profiler(config)
         self.validator = phases.build_validator(
             config,
             model_parts=self.model_parts,
-            loss=self.loss,
-            get_batch=self.get_batch,
+            evaluate=self.forward_backward.evaluate,
             parallel_dims=self.parallel_dims,
             tokenizer=self.tokenizer,
             training_steps=self.training_steps,

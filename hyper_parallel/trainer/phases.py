@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from hyper_parallel.trainer.callbacks import (
 )
 from hyper_parallel.trainer.callbacks.handler import failed_callback
 from hyper_parallel.trainer.config import DEFAULT_STEPS, TrainerConfig, schedule_faults
+from hyper_parallel.trainer.forward_backward import Accumulation, ForwardBackward, GetBatch, Pipelined
 from hyper_parallel.trainer.step import FiniteGuard
 
 if TYPE_CHECKING:
@@ -90,9 +92,10 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     # which must differ between ranks that hold different tokens.
     platform.seed_all(training.seed + parallel_dims.token_rank)
     logger.info(
-        "device %s, %d rank(s): dp_replicate %d x dp_shard %d%s%s",
+        "device %s, %d rank(s): %sdp_replicate %d x dp_shard %d%s%s",
         platform.name,
         world_size,
+        f"pp {parallel_dims.pp} x " if parallel_dims.pp > 1 else "",
         parallel_dims.dp_replicate,
         parallel_dims.dp_shard,
         f" x cp {parallel_dims.cp} ({config.parallelism.cp_method})" if parallel_dims.cp > 1 else "",
@@ -184,16 +187,22 @@ def parallelize(config: TrainerConfig, model: BaseModel, parallel_dims: Parallel
     """Step 7: the parts of the model that live on this rank, one for each pipeline stage, still without memory."""
     spec = config.model_spec
     assert spec is not None and spec.parallelize_fn is not None, "validated before anything is built"
-    part = spec.parallelize_fn(
-        model,
-        parallel_dims,
-        training=config.training,
-        parallelism=config.parallelism,
-        activation_checkpoint=config.activation_checkpoint,
-        compile=config.compile,
-        dump_folder=config.dump_folder,
-    )
-    return [part]
+    parts = [model]
+    if parallel_dims.pp > 1:
+        assert spec.pipelining_fn is not None, "validated before anything is built"
+        parts = spec.pipelining_fn(model, parallel_dims, parallelism=config.parallelism)
+    return [
+        spec.parallelize_fn(
+            part,
+            parallel_dims,
+            training=config.training,
+            parallelism=config.parallelism,
+            activation_checkpoint=config.activation_checkpoint,
+            compile=config.compile,
+            dump_folder=config.dump_folder,
+        )
+        for part in parts
+    ]
 
 
 def materialize(config: TrainerConfig, model_parts: list[BaseModel]) -> None:
@@ -205,10 +214,11 @@ def materialize(config: TrainerConfig, model_parts: list[BaseModel]) -> None:
         part.train()
     assert config.model_spec is not None
     logger.info(
-        "model %s:%s, %s parameters in %s, initial weights drawn from seed %d%s",
+        "model %s:%s, %s parameters%s in %s, initial weights drawn from seed %d%s",
         config.model_spec.name,
         config.model_spec.flavor,
         f"{sum(p.numel() for part in model_parts for p in part.parameters()):,}",
+        " of the first rank of the pipeline" if config.parallelism.pp > 1 else "",
         config.training.dtype,
         config.training.seed,
         _fate_of_drawn_weights(config.model_spec.flavor, getattr(config.checkpoint, "load_from", None)),
@@ -236,10 +246,11 @@ def build_optimizers(
     return optimizers
 
 
-def choose_clip_grad_fn(config: TrainerConfig) -> ClipGradFn:
-    """Step 9: the model's own way to clip gradients, where its spec has one."""
+def choose_clip_grad_fn(config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims) -> ClipGradFn:
+    """Step 9: the model's own way to clip gradients, where its spec has one. Ours counts over all pipeline stages."""
     assert config.model_spec is not None
-    return config.model_spec.clip_grad_fn or clip_grad_norm
+    copies = [part.get_parameter(name) for part in model_parts for name in part.copied_parameters]
+    return config.model_spec.clip_grad_fn or partial(clip_grad_norm, copies=copies, pp_group=parallel_dims.pp_group)
 
 
 def build_lr_schedulers(
@@ -255,6 +266,32 @@ def build_loss(config: TrainerConfig, model_parts: list[BaseModel], parallel_dim
     if config.parallelism.loss_parallel:
         loss.spread_over(parallel_dims.tp_group)
     return loss
+
+
+def build_forward_backward(
+    config: TrainerConfig,
+    model_parts: list[BaseModel],
+    parallel_dims: ParallelDims,
+    loss: BaseLoss,
+    get_batch: GetBatch,
+) -> ForwardBackward:
+    """Step 9: how the gradients of a step come about."""
+    training = config.training
+    if parallel_dims.pp == 1:
+        return Accumulation(model_parts, loss, get_batch, training.global_batch_size)
+    from hyper_parallel.distributed.pipeline import Pipeline
+
+    pipeline = Pipeline(
+        model_parts,
+        parallel_dims,
+        config.parallelism,
+        micro_batches=training.global_batch_size // (training.micro_batch_size * parallel_dims.dp_size),
+        rows=training.micro_batch_size,
+        tokens=training.seq_len,
+        dtype=getattr(torch, training.mixed_precision_param or training.dtype),
+        device=get_platform().device(),
+    )
+    return Pipelined(pipeline, loss, get_batch, training.global_batch_size)
 
 
 def build_checkpointer(
@@ -283,15 +320,15 @@ def build_checkpointer(
     )
 
 
-def build_metrics(config: TrainerConfig, model_parts: list[BaseModel], training_steps: int) -> MetricsProcessor:
-    """Step 11."""
+def build_metrics(config: TrainerConfig, model: BaseModel, training_steps: int) -> MetricsProcessor:
+    """Step 11. `model` is the whole one, whose FLOPs are counted."""
     training = config.training
     compute_dtype = getattr(torch, training.mixed_precision_param or training.dtype)
     peak_flops = get_platform().peak_flops(compute_dtype)
     return config.metrics.build(
         dump_folder=config.dump_folder,
         training_steps=training_steps,
-        flops_per_token=model_parts[0].flops_per_token(training.seq_len),
+        flops_per_token=model.flops_per_token(training.seq_len),
         peak_flops=None if peak_flops is None else peak_flops * launched_world_size(),
         is_writer=rank() == 0,
     )
@@ -306,8 +343,7 @@ def build_validator(
     config: TrainerConfig,
     *,
     model_parts: list[BaseModel],
-    loss: BaseLoss,
-    get_batch: Callable[[dict[str, Any]], dict[str, Any]],
+    evaluate: Callable[[list[dict[str, Any]]], torch.Tensor],
     parallel_dims: ParallelDims,
     tokenizer: BaseTokenizer,
     training_steps: int,
@@ -315,8 +351,7 @@ def build_validator(
     """Step 11."""
     return config.validator.build(
         model_parts=model_parts,
-        loss=loss,
-        get_batch=get_batch,
+        evaluate=evaluate,
         loader_arguments=loader_arguments(config, parallel_dims, tokenizer),
         dp_group=parallel_dims.dp_group,
         loss_group=parallel_dims.loss_group,

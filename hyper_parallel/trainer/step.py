@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.components.loss import IGNORE_INDEX
 from hyper_parallel.distributed.reductions import all_reduce_sum
+from hyper_parallel.protocols.model import ModelOutput
 from hyper_parallel.protocols.module import canonical_name
 from hyper_parallel.trainer.errors import NonFiniteError, NotFiniteHereError, TrainingError
 
@@ -43,6 +44,13 @@ def loss_scales(
     dtype = torch.float64 if device.type == "cpu" else torch.float32
     scales = 1.0 / denominators.clamp(min=1).expand(len(labels)).to(dtype)
     return scales, tokens
+
+
+def loss_shares(output: ModelOutput, scale: Tensor, step_rows: int) -> tuple[Tensor, Tensor | None]:
+    """The share that a micro-batch has in the loss of the step and in its auxiliary loss (None without one): `scale` x
+    (sum of the loss over its tokens), and (sum of the auxiliary loss over its rows) / `step_rows`."""
+    assert output.loss_sum is not None, "the model was called with a loss_fn"
+    return output.loss_sum * scale, None if output.aux_loss_sum is None else output.aux_loss_sum / step_rows
 
 
 class StepTotals:

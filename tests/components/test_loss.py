@@ -159,14 +159,22 @@ def test_gradients_are_not_computed_where_none_is_wanted() -> None:
     assert count.matmuls == -(-B * T // 4)  # the logits of each chunk, and nothing else
 
 
-def test_a_second_backward_is_refused_not_wrong() -> None:
+def test_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
+    """A pipeline takes gradients of inputs and of weights in two passes."""
     loss = ChunkedCELoss.Config().build(vocab_size=V)
     hidden_BTD, head, labels_BT = case()
     total = loss(hidden_BTD, head, labels_BT) / 7
-    total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        total.backward()
+    (first,) = torch.autograd.grad(total, hidden_BTD, retain_graph=True)
+    again, weight = torch.autograd.grad(total, (hidden_BTD, head.weight))
+    whole = CrossEntropyLoss.Config().build(vocab_size=V)(hidden_BTD, head, labels_BT) / 7
+    expected, expected_weight = torch.autograd.grad(whole, (hidden_BTD, head.weight))
+    for gradient in (first, again):
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(weight, expected_weight, rtol=0, atol=1e-12)
 
+
+def test_a_second_derivative_is_refused_not_wrong() -> None:
+    loss = ChunkedCELoss.Config().build(vocab_size=V)
     hidden_BTD, head, labels_BT = case()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(loss(hidden_BTD, head, labels_BT), hidden_BTD, create_graph=True)

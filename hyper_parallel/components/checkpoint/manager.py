@@ -25,7 +25,7 @@ from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.hf_weights import HFWeightsError, load_hf_weights, save_hf_weights, weight_files
 from hyper_parallel.distributed.process_group import rank
-from hyper_parallel.distributed.together import broadcast, on_rank_0
+from hyper_parallel.distributed.together import broadcast, gathered, on_rank_0, together
 from hyper_parallel.platform import get_platform
 from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
@@ -155,6 +155,7 @@ class CheckpointManager(Configurable):
         _refuse_another_model(folder, entries, state)
         with _explained(folder):
             storage.read(folder, state)
+        _fill_copies(self._model_parts, state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         singles = pickle.loads(state["run"])
         for name, owner in self._singles.items():
@@ -297,7 +298,8 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 def _model_tensors(model_parts: list[nn.Module]) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, sharing memory with the model; of tied ones the first name only."""
+    """Parameters and persistent buffers by name, sharing memory with the model; of tied ones the first name only, of
+    copies in several parts the last."""
     tensors: dict[int, tuple[str, torch.Tensor]] = {}
     for part in model_parts:
         for name, tensor in part.state_dict(keep_vars=True).items():
@@ -305,12 +307,31 @@ def _model_tensors(model_parts: list[nn.Module]) -> dict[str, torch.Tensor]:
     return dict(tensors.values())
 
 
+@torch.no_grad()
+def _fill_copies(model_parts: list[nn.Module], loaded: dict[str, torch.Tensor]) -> None:
+    """Gives what was loaded into one part to those that hold a copy of it."""
+    for part in model_parts if len(model_parts) > 1 else ():
+        for name, tensor in part.state_dict().items():
+            if name in loaded:
+                tensor.copy_(loaded[name])
+
+
 def _refuse_another_model(folder: Path, saved: dict[str, Any], state: dict[str, Any]) -> None:
+    """
+    Raises:
+        CheckpointError: on every rank.
+    """
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
     own, _ = flatten_state_dict(state)
+    # What this rank has not may belong to another stage of the pipeline.
+    strange = set.intersection(*gathered({name for name in saved if name not in own}))
+    together(lambda: _compare(folder, saved, own, strange), CheckpointError)
+
+
+def _compare(folder: Path, saved: dict[str, Any], own: dict[str, Any], strange: set[str]) -> None:
     differences = [f"{name} is not in the checkpoint" for name in own if name not in saved]
-    differences += [f"{name} is not in this run" for name in saved if name not in own and not name.startswith("rng.")]
+    differences += [f"{name} is not in this run" for name in saved if name in strange and not name.startswith("rng.")]
     for name, value in own.items():
         if name in saved and _kind(value) != _kind(saved[name]):
             differences.append(f"{name} is {_kind(saved[name])} in the checkpoint, {_kind(value)} in this run")

@@ -11,12 +11,13 @@ from torch import nn
 
 from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_least
+from hyper_parallel.distributed.pipeline_plan import layer_faults
 from hyper_parallel.models.common.attention import Attention
 from hyper_parallel.models.common.documents import DocumentGroups, WholeRows
 from hyper_parallel.models.common.embedding import Embedding, TiedHead
 from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.linear import Linear
-from hyper_parallel.models.common.moe import LoadBalancing, MoE, RouterStats
+from hyper_parallel.models.common.moe import LoadBalancing, MoE, RouterStats, summed
 from hyper_parallel.models.common.norm import Float64Rounding, RMSNorm
 from hyper_parallel.models.common.rope import RopeParameters, RopeTables, rope_tables
 from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
@@ -65,7 +66,11 @@ class Output(Module):
 
 
 class Decoder(BaseModel):
-    """A causal language model with rotary positions and grouped-query attention."""
+    """A causal language model with rotary positions and grouped-query attention.
+
+    A part of it has None in the place of what it leaves to other parts: the embedding, some of `layers`, the last norm
+    and the output matrix.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):
@@ -178,6 +183,8 @@ class Decoder(BaseModel):
                 from hyper_parallel.models.common.context_parallel.plan import context_parallel_faults
 
                 yield from context_parallel_faults(self.num_attention_heads, parallelism, rows)
+            if parallelism.pp > 1:
+                yield from layer_faults(parallelism, self.num_hidden_layers)
 
         def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
             """Fills in `sharding`, the tensor-parallel plan of the family, to which context parallelism adds. A family
@@ -233,6 +240,9 @@ class Decoder(BaseModel):
         self.balance = LoadBalancing.Config().build()
         self.logits_output = Output.Config().build()
         self.loss_output = Output.Config().build()
+        self.experts_of_layer = {
+            layer: block.mlp.num_experts for layer, block in enumerate(self.layers) if isinstance(block.mlp, MoE)
+        }
 
     def forward(
         self,
@@ -242,13 +252,14 @@ class Decoder(BaseModel):
         cu_seqlens: Sequence[int] | None = None,
         labels_BT: torch.Tensor | None = None,
         loss_fn: LossFn | None = None,
+        received: Sequence[torch.Tensor] = (),
     ) -> ModelOutput:
         tokens = input_ids_BT.shape[1]
         if tokens > self.max_seq_len:
             raise ValueError(f"rows of {tokens} tokens are above max_position_embeddings {self.max_seq_len}")
         rows = self.rows(input_ids_BT, position_ids_BT, cu_seqlens, labels_BT)
 
-        hidden_BTC = self.embed_tokens(rows.input_ids_BT)
+        hidden_BTC = received[0] if received else self.embed_tokens(rows.input_ids_BT)
         rope = rope_tables(
             self.config.rope_parameters,
             rows.position_ids_BT,
@@ -256,17 +267,22 @@ class Decoder(BaseModel):
             max_position_embeddings=self.max_seq_len,
             dtype=hidden_BTC.dtype,
         )
-        stats: list[RouterStats] = []
-        for block in self.layers:
-            hidden_BTC, block_stats = block(hidden_BTC, rope, rows.documents)
-            if block_stats is not None:
-                stats.append(block_stats)
-        hidden_BTC = self.norm(hidden_BTC)
+        stats: dict[int, RouterStats] = {}
+        for layer, block in enumerate(self.layers):
+            if block is not None:
+                hidden_BTC, block_stats = block(hidden_BTC, rope, rows.documents)
+                if block_stats is not None:
+                    stats[layer] = block_stats
+        totals = self._router_totals(received, list(stats.values()), hidden_BTC)
+        output = ModelOutput(tokens_per_expert=self._tokens_per_expert(stats, hidden_BTC.device))
+        if self.norm is None:
+            return output._replace(sent=(hidden_BTC, *(totals or ())))
 
-        output = ModelOutput(
-            aux_loss_sum=self._aux_loss_sum(stats, rows.row_tokens) if stats and self.balance_coefficient else None,
-            tokens_per_expert=torch.stack([s.tokens_BE.sum(0) for s in stats]) if stats else None,
-        )
+        hidden_BTC = self.norm(hidden_BTC)
+        if totals is not None:
+            layer_tokens = rows.row_tokens * len(self.experts_of_layer)
+            balance_B = self.balance(totals.tokens_BE, totals.probability_BE, layer_tokens)
+            output = output._replace(aux_loss_sum=self.balance_coefficient * balance_B.sum())
         head = TiedHead(self.embed_tokens) if self.config.tie_word_embeddings else self.lm_head
         if loss_fn is None:
             return output._replace(logits=self.logits_output(hidden_BTC, head))
@@ -275,12 +291,37 @@ class Decoder(BaseModel):
         loss_sum = self.loss_output(hidden_BTC, lambda hidden_BTC: loss_fn(hidden_BTC, head, rows.labels_BT))
         return output._replace(loss_sum=loss_sum)
 
-    def _aux_loss_sum(self, stats: Sequence[RouterStats], row_tokens: int) -> torch.Tensor:
-        tokens_BE, probability_BE = (torch.stack(same).sum(0) for same in zip(*stats, strict=True))
-        return self.balance_coefficient * self.balance(tokens_BE, probability_BE, len(stats) * row_tokens).sum()
+    def boundary(self, rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """The residual stream and, where they are balanced, what the routers before it did (`RouterStats`)."""
+        config = self.config
+        with torch.device("meta"):
+            hidden_BTC = torch.empty(rows, tokens, config.hidden_size, dtype=dtype, requires_grad=True)
+            if not (self.experts_of_layer and self.balance_coefficient):
+                return (hidden_BTC,)
+            rounds_float64 = config.float64_rounding == "transformers"
+            wide = torch.float32 if rounds_float64 else torch.promote_types(dtype, torch.float32)
+            tokens_BE = torch.empty(rows, max(self.experts_of_layer.values()), dtype=torch.int64)
+            return hidden_BTC, tokens_BE, torch.empty_like(tokens_BE, dtype=wide, requires_grad=True)
+
+    def _router_totals(
+        self, received: Sequence[torch.Tensor], stats: list[RouterStats], hidden_BTC: torch.Tensor
+    ) -> RouterStats | None:
+        """What all routers up to here did. None: there is no auxiliary loss to compute from it."""
+        boundary = self.boundary(*hidden_BTC.shape[:2], hidden_BTC.dtype)[1:]
+        before = received[1:] or [torch.zeros_like(meta, device=hidden_BTC.device) for meta in boundary]
+        return summed([RouterStats(*before), *stats]) if before else None
+
+    def _tokens_per_expert(self, stats: dict[int, RouterStats], device: torch.device) -> torch.Tensor | None:
+        if not self.experts_of_layer:
+            return None
+        counts = []
+        for layer, experts in self.experts_of_layer.items():
+            nothing_E = torch.zeros(experts, dtype=torch.int64, device=device)
+            counts.append(stats[layer].tokens_BE.sum(0) if layer in stats else nothing_E)
+        return torch.stack(counts)
 
     def blocks(self) -> list[nn.Module]:
-        return list(self.layers)
+        return [block for block in self.layers if block is not None]
 
     def flops_per_token(self, seq_len: int) -> float:
         """6 FLOPs per weight that a token meets and 12 per layer, head, head dim and token of the row (Chowdhery et

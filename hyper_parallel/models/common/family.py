@@ -44,6 +44,7 @@ class Family:
             for fault in node.faults()
         )
         from hyper_parallel.models.common.parallelize import parallelize_decoder
+        from hyper_parallel.models.common.pipeline import pipeline_decoder
 
         return ModelSpec(
             name=self.name,
@@ -51,6 +52,7 @@ class Family:
             factory=f"hyper_parallel.models.{self.name}.create_model_spec",
             model=config,
             parallelize_fn=parallelize_decoder,
+            pipelining_fn=pipeline_decoder,
             state_dict_adapter=DecoderStateDictAdapter,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -181,6 +182,14 @@ class MoE(Module):
         probability_BE = routing.probability_BTE.sum(1) if self.balance else None
         out_BTC = self.experts(x_BTC, routing.weights_BTK, routing.experts_BTK, tokens_BE.sum(0))
         return out_BTC, RouterStats(tokens_BE, probability_BE)
+
+
+def summed(stats: Sequence[RouterStats]) -> RouterStats:
+    """What the routers of several layers did together."""
+    probabilities = [s.probability_BE for s in stats if s.probability_BE is not None]
+    return RouterStats(
+        torch.stack([s.tokens_BE for s in stats]).sum(0), torch.stack(probabilities).sum(0) if probabilities else None
+    )
 
 
 class LoadBalancing(Module):

@@ -43,7 +43,7 @@ def parallelize_decoder(
         parallel_dims,
         param_dtype=getattr(torch, training.mixed_precision_param or training.dtype),
         reduce_dtype=getattr(torch, training.mixed_precision_reduce or training.dtype),
-        reshard_after_forward=parallelism.reshard_after_forward,
+        reshard_after_forward=parallelism.reshards(),
         cpu_offload=parallelism.cpu_offload,
     )
     return model

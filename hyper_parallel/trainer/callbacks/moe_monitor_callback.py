@@ -12,6 +12,7 @@ from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.reductions import all_reduce_sum
+from hyper_parallel.distributed.together import gathered
 from hyper_parallel.protocols.module import Module
 from hyper_parallel.trainer.callbacks.base import ConfiguredCallback, TrainerState
 
@@ -49,7 +50,10 @@ class MoEMonitorCallback(ConfiguredCallback):
         """
         super().__init__(config, trainer=trainer)
         modules = (module for part in trainer.model_parts for module in part.modules())
-        if not any("router" in module.parameter_roles.values() for module in modules if isinstance(module, Module)):
+        has_router = any(
+            "router" in module.parameter_roles.values() for module in modules if isinstance(module, Module)
+        )
+        if not any(gathered(has_router)):  # a stage of a pipeline may have none
             raise ConfigError.one(
                 "_target_",
                 f"MoEMonitorCallback: {type(trainer.model_parts[0]).__name__} has no experts",

@@ -184,8 +184,7 @@ def test_runtime_arguments(built: Any) -> None:
     assert calls["profiler"] == {"dump_folder": "dump"}
     assert calls["validator"] == {
         "model_parts": [model],
-        "loss": "loss",
-        "get_batch": trainer.get_batch,
+        "evaluate": trainer.forward_backward.evaluate,
         "loader_arguments": loader,
         "loss_group": None,
         "training_steps": 9,

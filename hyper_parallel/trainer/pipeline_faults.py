@@ -1,0 +1,49 @@
+"""What a run with a pipeline cannot be combined with, and what its schedule demands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from hyper_parallel.config.errors import Fault
+from hyper_parallel.distributed.pipeline_plan import schedule_faults, schedule_of, stages_per_rank
+
+if TYPE_CHECKING:
+    from hyper_parallel.trainer.config import TrainerConfig
+
+
+def pipeline_faults(config: TrainerConfig, dp_size: int) -> Iterator[Fault]:
+    """Faults of a pipeline, for batches that divide exactly. Those that concern its layers are the model's to tell."""
+    parallelism, training, spec = config.parallelism, config.training, config.model_spec
+    if parallelism.pp == 1 or min(training.micro_batch_size, parallelism.pp_virtual_stages or 1) < 1:
+        return
+    yield from schedule_faults(
+        parallelism,
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        dp_size=dp_size,
+    )
+    per_rank, maker = stages_per_rank(parallelism), getattr(config.optimizer, "callable", None)
+    refused = {
+        "model_spec.pipelining_fn": (
+            spec is not None and spec.pipelining_fn is None,
+            "None: this family cannot be taken apart",
+        ),
+        "model_spec.clip_grad_fn": (
+            spec is not None and spec.clip_grad_fn is not None,
+            "given: it sees the parameters of one stage alone, and cannot tell the norm of all",
+        ),
+        "compile.enable": (
+            config.compile.enable and schedule_of(parallelism).splits_backward,
+            f"True: pp_schedule {parallelism.pp_schedule} takes the backward apart, which a compiled one cannot be",
+        ),
+        "optimizer": (
+            per_rank > 1 and isinstance(maker, type) and issubclass(maker, torch.optim.Optimizer),
+            f"a plain {getattr(maker, '__name__', '')}: it is made for one model part, and each rank has {per_rank}",
+        ),
+    }
+    for path, (is_on, fact) in refused.items():
+        if is_on:
+            yield Fault(path, f"{fact}; parallelism.pp is {parallelism.pp}", "change it, or set parallelism.pp 1")
