@@ -33,7 +33,7 @@ FEATURES: dict[str, Feature] = {
     "validate mode": Feature("parallelism.mode", lambda c, d: c.parallelism.mode == "validate"),
     "full recompute": Feature("activation_checkpoint.mode", lambda c, d: c.activation_checkpoint.mode == "full"),
     "compile": Feature("compile.enable", lambda c, d: c.compile.enable),
-    "packed documents": Feature("dataloader.packing", lambda c, d: getattr(c.dataloader, "packing", None) == "concat"),
+    "packed documents": Feature("dataloader.packing", lambda c, d: getattr(c.dataloader, "packing", "pad") != "pad"),
     "accumulation": Feature(
         "training.micro_batch_size",
         lambda c, d: c.training.global_batch_size > c.training.micro_batch_size * d.dp_replicate * d.dp_shard,
