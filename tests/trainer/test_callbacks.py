@@ -100,15 +100,17 @@ def test_a_run_that_is_taken_up_and_one_that_is_done(dump_folder: str) -> None:
     assert [(moment, step) for _, moment, step in trainer.notes] == [("on_init_end", 0), ("on_load", 4), ("close", 4)]
 
 
-def test_epochs_begin_where_the_first_row_of_a_step_is_of_the_next_pass(dump_folder: str) -> None:
+def test_epochs_begin_where_the_first_row_of_a_step_is_of_the_next_pass(
+    dump_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Epochs(Notes):
         def see(self, moment: str, state: TrainerState) -> None:
             if moment in ("on_epoch_begin", "on_epoch_end", "on_step_begin"):
                 self.notes.append((moment.removeprefix("on_"), str(state.epoch), state.global_step))
 
     config = tiny_config(dump_folder, steps=5)
+    monkeypatch.setattr(TextDataLoader, "rows_per_epoch", 20)  # of 8 rows a step: 2.5 steps
     with config.build() as trainer:
-        trainer.dataloader.rows_per_epoch = 20  # of 8 rows a step: 2.5 steps
         trainer.add_callback(Epochs(trainer))
         trainer.train()
     assert trainer.notes[:-1] == [

@@ -49,7 +49,7 @@ class CountsRoutes(Callback):
         self.steps.append([np.zeros(TINY["num_experts"]) for _ in range(self.layers)])
 
     def count(self, layer: int, routing: Any) -> None:
-        for expert in routing.experts_NK.flatten().tolist():
+        for expert in routing.experts_BTK.flatten().tolist():
             self.steps[-1][layer][expert] += 1
 
 
@@ -63,7 +63,7 @@ def test_expert_loads_are_those_of_the_routers(dump_folder: str) -> None:
     with moe_config(dump_folder).build() as trainer:
         # In the first layer with experts nobody is sent to the last one.
         trainer.model_parts[0].layers[0].mlp.router.register_forward_hook(
-            lambda module, args, routing: routing._replace(experts_NK=routing.experts_NK % 3)
+            lambda module, args, routing: routing._replace(experts_BTK=routing.experts_BTK % 3)
         )
         counts = CountsRoutes(trainer)
         trainer.add_callback(counts)
