@@ -234,6 +234,9 @@ class _Preparation:
                 position, future = running.popleft()
                 yield position, *future.result()
         except BrokenProcessPool as error:
+            # Pythons before 3.12.1 wait for a thread that writes to the dead worker's full pipe, which somebody must
+            # close (https://github.com/python/cpython/issues/94777).
+            pool._call_queue._reader.close()  # type: ignore[attr-defined]
             raise WorkerError(
                 f"a worker process was killed near document {self._documents} (is there enough memory?); the same "
                 "command goes on from there"

@@ -186,6 +186,7 @@ def test_runtime_arguments(built: Any) -> None:
         "model_parts": [model],
         "evaluate": trainer.forward_backward.evaluate,
         "loader_arguments": loader,
+        "dp_group": None,
         "loss_group": None,
         "training_steps": 9,
     }
