@@ -158,7 +158,7 @@ def test_commands_about_data_as_documented(data_folder: Path, capsys: pytest.Cap
         assert command[2] == "hyper_parallel.data_tools"
         words = [str(TOKENIZER_FOLDER) if word == "FOLDER" else word for word in command[3:]]
         assert data_tools_main(words) == 0, capsys.readouterr().err
-    assert IndexedDataset("web").tokens[-1] == 0  # EOS of the embedded tokenizer
+    assert IndexedDataset("web-ids").tokens[-1] == 0  # EOS of the embedded tokenizer
     assert (data_folder / "lengths.png").exists()
 
 

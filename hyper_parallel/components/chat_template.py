@@ -18,12 +18,13 @@ def answer_spans(
 ) -> tuple[str, list[Span]]:
     """The text of a chat, and from which character to which each turn of the assistant goes in it.
 
-    A turn begins where the template lets the model begin to answer, and ends with the first EOS token after that, or
-    with the text. A template that marks the assistant's part itself, with ``{% generation %}``, is asked for that.
+    A turn begins where the template lets the model begin to answer, and ends where a chat would that ended with it, or
+    with an EOS token before that. A template that marks the assistant's part itself, with ``{% generation %}``, is
+    asked for that.
 
     Raises:
         ConfigError: the tokenizer has no template, the template fails, or it writes the beginning of a chat otherwise
-            when more follows, and so hides where an answer begins.
+            when more follows, and so hides where an answer begins or ends.
     """
     from jinja2.exceptions import TemplateError
 
@@ -40,13 +41,15 @@ def answer_spans(
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
                 prompt = _render(tokenizer, messages[:i], template, add_generation_prompt=True)
-                if not text.startswith(prompt):
-                    raise ConfigError.one(
-                        "dataloader.transform.template",
-                        f"it does not tell where turn {i + 1} of a chat begins: {prompt[-40:]!r} is not in the whole",
-                        "mark the assistant's part with {% generation %} in it",
-                    )
-                spans.append((len(prompt), _end(text, len(prompt), tokenizer.eos_token)))
+                answered = _render(tokenizer, messages[: i + 1], template)
+                for part, edge in ((prompt, "begins"), (answered, "ends")):
+                    if not text.startswith(part):
+                        raise ConfigError.one(
+                            "dataloader.transform.template",
+                            f"it does not tell where turn {i + 1} of a chat {edge}: {part[-40:]!r} is not in the whole",
+                            "mark the assistant's part with {% generation %} in it",
+                        )
+                spans.append((len(prompt), _end(text, len(prompt), len(answered), str(tokenizer.eos_token))))
     except TemplateError as error:
         raise ConfigError.one(
             "dataloader.transform.template", f"it refuses a chat ({error})", "mend the template or the data"
@@ -60,9 +63,9 @@ def _render(
     return tokenizer.apply_chat_template(list(messages), chat_template=template, tokenize=False, **options)  # type: ignore[return-value,arg-type]
 
 
-def _end(text: str, start: int, eos_token: Any) -> int:
-    found = text.find(str(eos_token), start)
-    return len(text) if found < 0 else found + len(str(eos_token))
+def _end(text: str, start: int, end: int, eos_token: str) -> int:
+    found = text.find(eos_token, start, end)
+    return end if found < 0 else found + len(eos_token)
 
 
 def _marked_spans(

@@ -69,9 +69,12 @@ def kind_of(path: str) -> Kind:
     known = ", ".join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
     if is_saved_dataset(path):
         return "huggingface"
-    if is_prefix(path):
-        return "indexed"
     place = Path(path)
+    if is_prefix(path):
+        if place.is_dir():
+            fact = f"{path} is a folder and the prefix of {path}.bin"
+            raise ConfigError.one("dataloader.path", fact, "say which to read with source, indexed for the pair")
+        return "indexed"
     if place.is_file():
         files = [place]
     elif place.is_dir():

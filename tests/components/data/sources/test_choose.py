@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from hyper_parallel.components.data.indexed import IndexedWriter
-from hyper_parallel.components.data.sources import choose_source
+from hyper_parallel.components.data.sources import JsonLinesSource, choose_source
 from hyper_parallel.config.errors import ConfigError
 
 
@@ -70,6 +70,16 @@ def test_several_kinds_in_a_folder_need_a_word(folder):
         "say which to read with source, or give a pattern"
     )
     assert [r["text"] for r in choose_source(str(folder), kind="csv").build()] == ["hello"]
+
+
+def test_a_folder_beside_a_pair_of_its_name_needs_a_word(folder):
+    for suffix in (".bin", ".idx"):
+        folder.with_name(folder.name + suffix).write_bytes(b"")
+    assert refusal(folder) == (
+        f"dataloader.path: {folder} is a folder and the prefix of {folder}.bin; "
+        "say which to read with source, indexed for the pair"
+    )
+    assert choose_source(str(folder), kind="jsonl") == JsonLinesSource.Config(path=str(folder))
 
 
 def test_a_pair_by_its_prefix_its_folder_or_its_files(tmp_path):

@@ -86,6 +86,11 @@ def test_a_turn_that_ends_with_another_token_than_eos(tokenizer, tmp_path):
     assert trained_text(tokenizer, documents) == "A friend.<|im_end|>\n<|endoftext|>"
 
 
+def test_no_turn_of_the_user_is_trained_where_turns_do_not_end_with_eos(tokenizer, tmp_path):
+    trained = trained_text(tokenizer, documents_of(tokenizer, tmp_path, CHAT, template=CHATML))
+    assert trained == "A friend.<|im_end|>\nThe king's.<|im_end|>\n<|endoftext|>"
+
+
 def test_a_prompt_beyond_the_row_is_dropped_and_counted(tokenizer, tmp_path):
     long_prompt = [{"role": "user", "content": "word " * 50}, {"role": "assistant", "content": "Yes."}]
     no_answer = CHAT[:2]
