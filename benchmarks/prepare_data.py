@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import cpu_seconds
 from benchmarks.report import Gate, Report
+from benchmarks.start_up import clock_seconds
 from hyper_parallel.assets import CORPUS_FILES, TOKENIZER_FOLDER
 from hyper_parallel.components.data.indexed import IndexedDataset
 
@@ -40,7 +41,7 @@ def measure(folder: Path, *, quick: bool) -> Report:
         for peer in ("raw", "datasets_map"):
             command = [*PEER, peer, corpus, TOKENIZER_FOLDER, work / f"cache{number}"]
             seconds[peer].append(cpu_seconds.of_command(command, log))
-        starts.append(cpu_seconds.of_command([*PREPARE, line, "--output-prefix", work / "line"], log))
+        starts.append(clock_seconds([*PREPARE, line, "--output-prefix", work / "line"]))
     tokens = len(IndexedDataset(work / "pair").tokens)
     rates = {name: [tokens / value for value in values] for name, values in seconds.items()}
     return Report(
@@ -61,12 +62,12 @@ def measure(folder: Path, *, quick: bool) -> Report:
         ]
         + [
             Gate(
-                what="data_tools prepare of one line, processor time of all processes",
+                what="data_tools prepare of one line",
                 unit="seconds",
                 ours=starts,
                 relation="<=",
                 bound=START_SECONDS,
             )
         ],
-        [f"{tokens:,} tokens of Shakespeare; processor time of all processes, their start included"],
+        [f"{tokens:,} tokens of Shakespeare; rates are by processor time of all processes, their start included"],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report import Gate, Report
@@ -22,7 +23,7 @@ YAML_DOOR = (*HELP, "--config-file", "recipes/yaml/qwen3_moe_complete.yaml")
 def measure(folder: Path, *, quick: bool) -> Report:
     """All in turns; the first round, which may have to write byte code, does not count."""
     commands = (HELP, IMPORT_TORCH, YAML_DOOR, MODEL_DOOR)
-    rounds = [[_seconds(command) for command in commands] for _ in range(2 if quick else 1 + RUNS)][1:]
+    rounds = [[clock_seconds(command) for command in commands] for _ in range(2 if quick else 1 + RUNS)][1:]
     help_seconds, import_seconds, yaml_seconds, model_seconds = zip(*rounds, strict=True)
     return Report(
         "start_up",
@@ -46,7 +47,8 @@ def measure(folder: Path, *, quick: bool) -> Report:
     )
 
 
-def _seconds(command: tuple[str, ...]) -> float:
+def clock_seconds(command: Sequence[str | Path]) -> float:
+    """Of a whole process, from its start to its end."""
     begin = time.perf_counter()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(list(map(str, command)), capture_output=True, check=True)
     return time.perf_counter() - begin

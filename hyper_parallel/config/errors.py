@@ -7,6 +7,7 @@ included), and what to write instead.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -43,6 +44,12 @@ class ConfigError(Exception):
     def one(cls, path: str, fact: str, remedy: str) -> ConfigError:
         """The error of a single fault."""
         return cls([Fault(path, fact, remedy)])
+
+    @classmethod
+    def raised(cls, path: str, name: str, error: BaseException) -> ConfigError:
+        """The error of a user's callable `name` that raised `error`, with the line that did."""
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return cls.one(path, f"{name} raised {type(error).__name__}: {error}", f"see {at.filename}:{at.lineno}")
 
 
 def raise_faults(faults: Iterable[Fault]) -> None:

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -209,10 +208,7 @@ def _open_recipe(root: type[Any], dotted: str, flags: Sequence[Override]) -> Ope
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # a recipe is the user's code
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError.one(
-            "recipe", f"{dotted} raised {type(error).__name__}: {error}", f"see {at.filename}:{at.lineno}"
-        ) from error
+        raise ConfigError.raised("recipe", dotted, error) from error
     if not isinstance(tree, root):
         raise ConfigError.one(
             "recipe", f"{dotted} returned {type(tree).__qualname__}", f"return a {root.__name__} from it"
@@ -223,14 +219,14 @@ def _open_recipe(root: type[Any], dotted: str, flags: Sequence[Override]) -> Ope
 def _open_yaml(root: type[Any], path: str, flags: Sequence[Override]) -> Opened:
     """The tree that a file describes: groups with their `_target_`, or the older ``model``, ``data`` and ``train``."""
     file = yaml_file.read(path)
-    lenient = [flag for flag in flags if flag.name.replace("-", "_") == "legacy_lenient"]
+    lenient = [flag for flag in flags if overrides.normalized(flag.name) == "legacy_lenient"]
     flags = [flag for flag in flags if flag not in lenient]
     if _is_legacy(file.content):
         legacy = import_object(_LEGACY, "legacy")  # by its path, since it stands on a floor above this one
         raise_faults(overrides.stray(lenient[0].words, after=lenient[0].name) if lenient else ())
         own = [flag for flag in flags if flag.name.partition(".")[0] in ("model", "data", "train")]
         args = legacy.read_legacy(file, own, lenient=bool(lenient))
-        rest, flagged = [flag for flag in flags if flag not in own], {flag.name.replace("-", "_") for flag in own}
+        rest, flagged = [flag for flag in flags if flag not in own], {overrides.normalized(flag.name) for flag in own}
         try:
             tree = legacy.legacy_to_trainer_config(args)
         except ConfigError as error:
@@ -286,8 +282,8 @@ def _split_doors(
     flags: Sequence[Override], positional: Sequence[str]
 ) -> tuple[list[tuple[Door, Override]], list[Override], list[str]]:
     """(the doors that are named, each with its flag; the other flags; the words that are neither)."""
-    doors = {_spelled(door.flag): door for door in DOORS}
-    keys = [(doors[name], flag) for flag in flags if (name := _spelled(flag.name)) in doors]
+    doors = {overrides.normalized(door.flag): door for door in DOORS}
+    keys = [(doors[name], flag) for flag in flags if (name := overrides.normalized(flag.name)) in doors]
     taken = [flag for _, flag in keys]
     files = [word for word in positional if word.endswith((".yaml", ".yml"))]
     keys += [(doors["config_file"], Override("config-file", (file,))) for file in files]
@@ -309,10 +305,6 @@ def _open_door(
     opened = door.open(root, flag.words[0], flags)
     # A copy: flags change the tree, and what a door returns may belong to a module (a flavor, a recipe's constant).
     return dataclasses.replace(opened, tree=copy.deepcopy(opened.tree))
-
-
-def _spelled(name: str) -> str:
-    return name.replace("-", "_")
 
 
 def _print_help(tree: ConfigNode, prog: str) -> NoReturn:

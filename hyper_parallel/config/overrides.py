@@ -60,12 +60,12 @@ def apply(tree: ConfigNode, overrides: Iterable[Override]) -> dict[str, str]:
     written: dict[str, str] = {}
     faults: list[Fault] = []
     for override in overrides:
-        setting = index.get(_spelled(override.name))
+        setting = index.get(normalized(override.name))
         if setting is None:
             faults.append(_unknown(override.name, index))
             continue
         earlier = written.setdefault(setting.path, override.name)
-        if _spelled(earlier) != _spelled(override.name):
+        if normalized(earlier) != normalized(override.name):
             faults.append(Fault(override.name, f"{earlier} is the same setting and is given too", "keep one of them"))
             continue
         try:
@@ -104,7 +104,7 @@ def _is_one_word(words: Sequence[str]) -> bool:
 
 
 def _unknown(name: str, index: Mapping[str, Setting]) -> Fault:
-    spelled = _spelled(name)
+    spelled = normalized(name)
     parent, _, last = spelled.rpartition(".")
     if last == "_target_":
         return Fault(name, "a class cannot be changed on the command line", "choose it in a recipe or in YAML")
@@ -128,5 +128,6 @@ def _remedy(spelled: str, parent: str, last: str, index: Mapping[str, Setting]) 
     return f"did you mean {near!r}?" if near else "--help lists all settings"
 
 
-def _spelled(name: str) -> str:
+def normalized(name: str) -> str:
+    """The name of a flag as fields are written: hyphens and underscores are the same."""
     return name.replace("-", "_")

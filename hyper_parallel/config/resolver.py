@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -431,9 +430,7 @@ def _called(target: Callable[..., Any], arguments: Mapping[str, Any], path: str)
     except ConfigError as error:
         raise ConfigError(_below(fault, path) for fault in error.faults) from error
     except (Exception, SystemExit) as error:  # a function of the user's may fail in any way
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        fact = f"{target_path(target)} raised {type(error).__name__}: {error}"
-        raise ConfigError.one(path, fact, f"see {at.filename}:{at.lineno}") from error
+        raise ConfigError.raised(path, target_path(target), error) from error
 
 
 def _below(fault: Fault, path: str) -> Fault:

@@ -16,7 +16,19 @@ from hyper_parallel.models.common.context_parallel import ATTENTIONS
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 from tests.trainer.runs import metrics, small_corpus, tiny_config, with_parallelism
-from tests.trainer.test_tensor_parallel import LP, SP, TIED, TOLERANCE, VALIDATE, WIDE, Case, saving, train, worst
+from tests.trainer.test_tensor_parallel import (
+    LP,
+    SP,
+    TIED,
+    TOLERANCE,
+    VALIDATE,
+    WIDE,
+    Case,
+    saving,
+    stop_and_resume,
+    train,
+    worst,
+)
 
 STEPS = 20
 
@@ -178,17 +190,9 @@ RING, SHARDED = SpreadCase(CP), SpreadCase({"dp_shard": 2}, 4)
 CHANGES = {"cp 2 -> shard 2": (RING, SHARDED), "shard 2 -> cp 2": (SHARDED, RING)}
 
 
-def stop_and_resume(folder: str) -> None:
-    for name, (first, second) in CHANGES.items():
-        with saving(first, Path(folder) / name).build() as trainer:
-            trainer.training_steps = 10
-            trainer.train()
-        train(saving(second, Path(folder) / name))
-
-
 def test_resumes_under_another_parallelism(tmp_path: Path) -> None:
     train(saving(SpreadCase(), tmp_path / "straight"))
-    run_world(2, stop_and_resume, str(tmp_path), timeout=240)
+    run_world(2, stop_and_resume, str(tmp_path), CHANGES, timeout=240)
     for name in CHANGES:
         for key, difference in worst(metrics(tmp_path / "straight"), metrics(tmp_path / name)).items():
             assert difference <= TOLERANCE, f"{name}: {key} differs by {difference}"

@@ -212,8 +212,8 @@ SPLIT, SHARDED = Case(TP | SP | LP), Case({"dp_shard": 2}, 4)
 CHANGES = {"tp 2 -> shard 2": (SPLIT, SHARDED), "shard 2 -> tp 2": (SHARDED, SPLIT)}
 
 
-def stop_and_resume(folder: str) -> None:
-    for name, (first, second) in CHANGES.items():
+def stop_and_resume(folder: str, changes: dict[str, tuple[Case, Case]]) -> None:
+    for name, (first, second) in changes.items():
         with saving(first, Path(folder) / name).build() as trainer:
             trainer.training_steps = 10
             trainer.train()
@@ -222,7 +222,7 @@ def stop_and_resume(folder: str) -> None:
 
 def test_resumes_under_another_parallelism(tmp_path: Path) -> None:
     train(saving(Case(), tmp_path / "straight"))
-    run_world(2, stop_and_resume, str(tmp_path), timeout=240)
+    run_world(2, stop_and_resume, str(tmp_path), CHANGES, timeout=240)
     straight = metrics(tmp_path / "straight")
     assert sum("validation_loss" in line for line in straight) == 4
     for name in CHANGES:

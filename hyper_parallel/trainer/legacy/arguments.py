@@ -68,7 +68,7 @@ def _parse(root: type[RootT], argv: Sequence[str]) -> RootT:
     flags, positional = overrides.parse(argv)
     files, lenient, settable = list(positional), False, []
     for flag in flags:
-        name = flag.name.replace("-", "_")
+        name = overrides.normalized(flag.name)
         if name in ("help", "_h"):
             _print_help(root)
         elif name == "config_file":

@@ -53,9 +53,11 @@ def tokenized(
     return writer.finish("", {})
 
 
-def build_loader(path: str, *, seq_len: int, micro=1, batch=1, rank=0, size=1, seed=42, eos_id=EOS, **config):
+def build_loader(
+    path: str | None, *, seq_len: int, micro=1, batch=1, rank=0, size=1, seed=42, eos_id=EOS, tokenizer=None, **config
+):
     return TextDataLoader.Config(path=path, **config).build(
-        tokenizer=NumberTokenizer(eos_id=eos_id),
+        tokenizer=tokenizer or NumberTokenizer(eos_id=eos_id),
         seq_len=seq_len,
         micro_batch_size=micro,
         global_batch_size=batch,

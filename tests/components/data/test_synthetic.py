@@ -16,16 +16,9 @@ def tokenizer(vocab_size: int = 50) -> TokenIdTokenizer:
     return TokenIdTokenizer.Config(vocab_size=vocab_size).build()
 
 
-def synthetic(*, seq_len=8, micro=2, batch=4, rank=0, size=1, seed=42, **config) -> TextDataLoader:
-    return TextDataLoader.Config(source="synthetic", **config).build(
-        tokenizer=tokenizer(),
-        seq_len=seq_len,
-        micro_batch_size=micro,
-        global_batch_size=batch,
-        dp_rank=rank,
-        dp_size=size,
-        seed=seed,
-    )
+def synthetic(**arguments) -> TextDataLoader:
+    defaults = {"source": "synthetic", "tokenizer": tokenizer(), "seq_len": 8, "micro": 2, "batch": 4}
+    return build_loader(None, **defaults | arguments)
 
 
 def faults_of(**config) -> list[str]:
