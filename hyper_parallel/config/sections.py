@@ -159,13 +159,13 @@ class ActivationCheckpointConfig(ConfigNode):
     """Memory against time: what the backward pass computes again, and what waits for it in host memory."""
 
     mode: Literal["none", "selective", "full", "memory_budget"] = "none"
-    """full: keep only the input of each block and run its forward again in the backward pass. selective: the same, but
-    keep the results of `save_ops`. memory_budget: torch.compile decides, within `memory_budget`."""
+    """full: keep only the input of each block and run its forward again in the backward pass. selective: keep the
+    results of `save_ops` too. memory_budget: torch.compile decides, within `memory_budget`."""
     every_n_layers: int = 1
     """full and selective: the first of every this many blocks computes again, the others keep everything."""
     save_ops: tuple[str, ...] = ("matmul", "attention", "collective")
-    """selective: whose results are kept: these three kinds, and operators by name such as aten.topk.default. collective:
-    sums over ranks and all-to-alls; all-gathers, which would keep what other ranks hold, run again."""
+    """selective: whose results are kept, by these three kinds or by name, as aten.topk.default. collective: sums over
+    ranks and all-to-alls; all-gathers, which would keep what other ranks hold, run again."""
     memory_budget: float | None = None
     """memory_budget: bytes that a compiled graph may keep, as a share of what it would, above 0 and at most 1."""
     swap: bool = False

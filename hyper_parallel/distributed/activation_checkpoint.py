@@ -22,14 +22,11 @@ BUDGET_BACKENDS = ("inductor", "aot_eager")
 def apply_activation_checkpoint(model: BaseModel, config: ActivationCheckpointConfig) -> None:
     """Makes the blocks of `model` recompute or swap their activations, in place. Parameter names stay as they are.
 
-    The forward is what changes, and no module is put around it: initial values and checkpoints go by parameter names.
+    A memory budget is the compiler's to keep (`apply_compile`). The forward is what changes, and no module is put
+    around it: initial values and checkpoints go by parameter names.
     """
     blocks = model.blocks()
-    if config.mode == "memory_budget":
-        assert config.memory_budget is not None, "validated before anything is built"
-        for block in blocks:
-            block.forward = _within_budget(block.forward, config.memory_budget)
-    elif config.mode != "none":
+    if config.mode in ("full", "selective"):
         for block in blocks[:: config.every_n_layers]:
             block.forward = _recomputing(block, config)
     if config.swap:
@@ -54,14 +51,3 @@ def _recomputing(block: nn.Module, config: ActivationCheckpointConfig) -> Callab
     if config.mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, save_policy(config.save_ops))
     return partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=True, **options)
-
-
-def _within_budget(forward: Callable[..., Any], budget: float) -> Callable[..., Any]:
-    """`forward`, a compiled one, whose graphs are split within `budget` when they are first met, in a call."""
-    from torch._functorch import config as functorch_config
-
-    def budgeted(*args: Any, **kwargs: Any) -> Any:
-        with functorch_config.patch(activation_memory_budget=budget):
-            return forward(*args, **kwargs)
-
-    return budgeted

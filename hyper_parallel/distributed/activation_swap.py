@@ -19,9 +19,9 @@ SPAN = "activation swap: to host"
 def swapping(block: nn.Module) -> Callable[..., Any]:
     """The forward of `block`, with the floating-point tensors that it saves in host memory until they are needed.
 
-    torch.autograd.graph.save_on_cpu moves every saved tensor by itself, weights too, and loses the strides that compiled
-    graphs rely on. Here weights and what all blocks share (rotary tables) stay, and memory that several saved tensors
-    look at moves once. Copies are queued behind the computation of the same stream, to and from pinned memory.
+    torch.autograd.graph.save_on_cpu moves every saved tensor by itself, weights too, and loses the strides that a
+    compiled graph relies on. Here weights and what all blocks share (rotary tables) stay, and memory that several saved
+    tensors look at moves once. Copies are queued behind the computation on its stream, to and from pinned memory.
     """
     forward = block.forward
 
