@@ -14,7 +14,7 @@ from tests.distributed_world import run_world
 from tests.trainer.runs import deterministic, metrics, tiny_config
 from tests.trainer.test_tensor_parallel import LP, SP, TOLERANCE, VALIDATE, Case, train, worst
 
-STEPS = 8
+STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def single_name(case: MemoryCase) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("activation_memory")
-    run_world(2, run_cases, str(folder), 2, timeout=280)
+    run_world(2, run_cases, str(folder), 2, timeout=580)
     for name, memory in BITWISE.items():
         train(bitwise_config(folder / f"alone {name}", memory))
     for case in CASES[2].values():
@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES[2])
 def test_follows_the_single_process(folder: Path, name: str) -> None:
     single = metrics(folder / single_name(CASES[2][name]))
