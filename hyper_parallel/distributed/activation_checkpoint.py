@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils._python_dispatch import _pop_mode_temporarily
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import ActivationCheckpointConfig, CompileConfig
 from hyper_parallel.distributed.activation_swap import swapping
+from hyper_parallel.distributed.kept_values import kept_values
 from hyper_parallel.distributed.saved_operators import operator_faults, save_policy
 from hyper_parallel.protocols.model import BaseModel
 
@@ -47,7 +50,31 @@ def activation_checkpoint_faults(config: ActivationCheckpointConfig, compile: Co
 
 
 def _recomputing(block: nn.Module, config: ActivationCheckpointConfig) -> Callable[..., Any]:
-    options: dict[str, Any] = {}
+    contexts: Callable[[], tuple[Any, Any]] = kept_values
     if config.mode == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, save_policy(config.save_ops))
-    return partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=True, **options)
+        contexts = partial(_selective_contexts, save_policy(config.save_ops))
+    return partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=True, context_fn=contexts)
+
+
+def _selective_contexts(policy: Callable[..., CheckpointPolicy]) -> tuple[_Nested, _Nested]:
+    """Contexts of a block's forward and of its recompute."""
+    # Results are kept by how often an operator has run. What a recompute takes from the forward it does not run.
+    kept = kept_values(apart=_pop_mode_temporarily)
+    first, again = zip(kept, create_selective_checkpoint_contexts(policy), strict=True)
+    return _Nested(first), _Nested(again)
+
+
+class _Nested:
+    """Several contexts as one that can be entered again."""
+
+    def __init__(self, contexts: Sequence[AbstractContextManager[Any]]) -> None:
+        self._contexts = contexts
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for context in self._contexts:
+                stack.enter_context(context)
+            self._exits = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._exits.__exit__(*error)

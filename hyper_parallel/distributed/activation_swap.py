@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,16 +26,19 @@ def swapping(block: nn.Module) -> Callable[..., Any]:
     forward = block.forward
 
     def swapped(*args: Any, **kwargs: Any) -> Any:
-        stays = {_memory(tensor) for tensor in _not_of_the_block(block, args, kwargs)}
+        shared = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if _is_shared(leaf)}
         # Keys hold no memory, and as long as they are there no other memory takes their place.
         copies: dict[tuple[StorageWeakRef, int], _HostCopy] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor | _Swapped:
             memory = _memory(tensor)
-            if memory in stays or not tensor.is_floating_point():
+            if memory in shared or not tensor.is_floating_point():
                 return tensor
             key = (memory, tensor._version)
             if key not in copies:
+                # Asked anew each time: modules within the block may gather weights of their own.
+                if any(memory == _memory(state) for state in _states(block)):
+                    return tensor
                 copies[key] = _HostCopy(tensor.untyped_storage())
             return _Swapped(copies[key], tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
@@ -86,10 +89,13 @@ def _memory(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def _not_of_the_block(block: nn.Module, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Local tensors that outlive the forward of `block` anyway."""
-    for state in (*block.parameters(), *block.buffers()):
-        yield state.to_local() if hasattr(state, "to_local") else state
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
-            yield leaf
+@torch.no_grad()
+def _states(block: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers of `block` as they are now on this rank."""
+    states = (*block.parameters(), *block.buffers())
+    return [state.to_local() if hasattr(state, "to_local") else state for state in states]
+
+
+def _is_shared(argument: Any) -> bool:
+    """Whether `argument` is a tensor that all blocks are given, and not what the one before has made."""
+    return isinstance(argument, torch.Tensor) and not argument.requires_grad

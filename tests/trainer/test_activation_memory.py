@@ -37,12 +37,13 @@ FULL, SELECTIVE, SWAP = {"mode": "full"}, {"mode": "selective"}, {"swap": True}
 BUDGET = {"mode": "memory_budget", "memory_budget": 0.3}
 OTHER_LAYERS, OFFLOAD, REPLICAS = {"every_n_layers": 2}, {"cpu_offload": True}, {"dp_replicate": 2, "dp_shard": 1}
 COMPILED: dict[str, Any] = {"compile": True, "dense": True, "sizes": {"num_hidden_layers": 2}}
+EP = {"ep": 2, "dp_shard": 2}
 TP, CP, PP = {"tp": 2, "dp_shard": 1}, {"cp": 2, "dp_shard": 1}, {"pp": 2, "dp_shard": 1}
 
 CASES: dict[int, dict[str, MemoryCase]] = {
     2: {
-        "shard 2, offload, selective, swap": MemoryCase(OFFLOAD, 2, memory=SELECTIVE | SWAP),
-        "shard 2, offload, budget, swap": MemoryCase(OFFLOAD, 2, memory=BUDGET | SWAP, **COMPILED),
+        "ep 2, offload, selective, swap": MemoryCase(EP | OFFLOAD, 2, memory=SELECTIVE | SWAP),
+        "ep 2, offload, budget, swap": MemoryCase(EP | OFFLOAD, 2, memory=BUDGET | SWAP, **COMPILED | {"dense": False}),
         "replicate 2, selective, swap, other layers": MemoryCase(REPLICAS, 4, memory=SELECTIVE | SWAP | OTHER_LAYERS),
         "replicate 2, budget, swap": MemoryCase(REPLICAS, 4, memory=BUDGET | SWAP, **COMPILED),
         "tp 2, sp, lp, selective, swap": MemoryCase(TP | SP | LP, 4, memory=SELECTIVE | SWAP),
