@@ -11,18 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hyper_parallel.components.checkpoint import storage
+from hyper_parallel.components.checkpoint.retention import remove_old
+from hyper_parallel.components.checkpoint.saver import AsyncMode, SavedStep, Saver
 from hyper_parallel.components.checkpoint.storage import CheckpointError
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.config.sections import at_least
+from hyper_parallel.distributed.agreed_step import AgreedStep
 from hyper_parallel.distributed.hf_weights import HFWeightsError, load_hf_weights, save_hf_weights, weight_files
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.together import broadcast, gathered, on_rank_0, together
@@ -58,10 +62,18 @@ class CheckpointManager(Configurable):
         """Where they lie, below dump_folder."""
         interval_steps: int = 500
         """Save every this many optimizer steps, and after the last one."""
+        interval_minutes: float | None = None
+        """Save also when this many minutes have passed since the last save. None: never for that reason."""
         keep_latest_k: int | None = None
-        """Remove all but this many of the newest checkpoints, after each save. None: keep all."""
+        """Remove all but this many of the newest checkpoints, after each save, except the one with the lowest
+        validation loss and those that something reads. None: keep all."""
+        async_mode: AsyncMode = "none"
+        """none: training waits until the checkpoint is on disk. thread, process: it waits for a copy in host memory,
+        which a thread, or a process of its own, writes meanwhile; the latter never holds up Python."""
+        what: Literal["full", "model", "adapter"] = "full"
+        """full: all that a run needs to go on. model: the weights alone, to start other runs from (load_from)."""
         load_step: int | None = None
-        """Resume from this step. None: from the newest complete one."""
+        """Resume from this step. None: from the newest complete one that is not damaged."""
         load_from: str | None = None
         """Hugging Face folder with the weights to start from, where there is no checkpoint to resume from. They are
         taken with enable False too. None: weights drawn from training.seed."""
@@ -69,6 +81,10 @@ class CheckpointManager(Configurable):
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 1, "interval_steps", "keep_latest_k")
             yield from at_least(self, 0, "load_step")
+            if self.interval_minutes is not None and not self.interval_minutes > 0:
+                yield Fault("interval_minutes", f"{self.interval_minutes} is not above 0", "give minutes, or None")
+            if self.what == "adapter":
+                yield Fault("what", "adapter, but no adapters are trained", "choose full or model")
             if self.load_step is not None and not self.enable:
                 yield Fault("load_step", f"{self.load_step} is given but enable is False", "set enable True")
             if self.load_from is not None:
@@ -94,13 +110,28 @@ class CheckpointManager(Configurable):
         self._tokenizer = tokenizer
         self._model_parts = model_parts
         self._optimizers = optimizers
+        self._saver = Saver(self._root, config.async_mode)
         self._last_complete_step: int | None = None
+        self._last_save_time = time.monotonic()
+        self._by_time = AgreedStep("checkpoint")
+        self._figures: dict[str, float | None] = {}
         self._singles = {"lr_schedulers": lr_schedulers, "dataloader": dataloader, "train_state": train_state}
 
     @property
     def last_complete_step(self) -> int | None:
-        """The step that this run last saved or resumed from: what it would go back to. None before the first."""
+        """The newest step that this run has saved or resumed from, and knows to be on disk: what it would go back to.
+        None before the first."""
         return self._last_complete_step
+
+    @property
+    def last_step(self) -> int | None:
+        """As `last_complete_step`, or the one that is being written meanwhile."""
+        return self._last_complete_step if self._saver.running_step is None else self._saver.running_step
+
+    @property
+    def last_folder(self) -> Path | None:
+        """Folder of `last_step`."""
+        return None if self.last_step is None else storage.step_folder(self._root, self.last_step)
 
     @property
     def last_complete(self) -> Path | None:
@@ -108,29 +139,89 @@ class CheckpointManager(Configurable):
         step = self.last_complete_step
         return None if step is None else storage.step_folder(self._root, step)
 
-    def maybe_save(self, step: int, *, last: bool = False) -> bool:
+    def maybe_save(self, step: int, *, last: bool = False, validation_loss: float | None = None) -> bool:
         """Saves if `step` is due or the `last` one; returns whether it did."""
-        due = self._config.enable and (last or step % self._config.interval_steps == 0)
+        if not self._config.enable:
+            return False
+        self._take(self._saver.finish(wait=False))
+        # Asked at every step, on every rank, so that all see the same.
+        due = self._due_by_time(step) or last or step % self._config.interval_steps == 0
         if due:
-            self.save(step)
+            self.save(step, validation_loss=validation_loss)
         return due
 
-    def save(self, step: int) -> None:
-        """Writes the checkpoint of `step`, then removes what `keep_latest_k` does not keep. Blocks until it is on disk.
+    def save(self, step: int, *, validation_loss: float | None = None) -> None:
+        """Writes the checkpoint of `step`, and removes what `keep_latest_k` does not keep once it is complete.
+
+        With `async_mode`, it waits for the save before this one, and for a copy of the state alone; `wait` waits for
+        the rest.
+
+        Args:
+            validation_loss: of the weights as they are, where it was measured.
 
         Raises:
-            CheckpointError: on every rank; older checkpoints are as they were.
+            CheckpointError: on every rank, of this save or of one still being written; older checkpoints are as they
+                were.
         """
-        start = time.perf_counter()
-        size_bytes = storage.write(self._root, step, self._state())
-        seconds = time.perf_counter() - start
-        self._last_complete_step = step
-        if rank() == 0:
-            logger.info(
-                "checkpoint: step %d saved in %s, %d bytes in %.2f s",
-                step, storage.step_folder(self._root, step), size_bytes, seconds,
-            )  # fmt: skip
-        on_rank_0(lambda: self._remove_old(step), CheckpointError)
+        self.wait()
+        about = {
+            "step": step,
+            "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+            "what": self._config.what,
+            "validation_loss": validation_loss,
+        }
+        self._saver.start(step, self._state, about)
+        self._last_save_time = time.monotonic()
+        if self._config.async_mode == "none":
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the step that is being written, if there is one, is on disk. Every rank calls it.
+
+        Raises:
+            CheckpointError: on every rank: it could not be written.
+        """
+        self._take(self._saver.finish(wait=True))
+
+    def take_figures(self) -> dict[str, float | None]:
+        """checkpoint_bytes, checkpoint_seconds and checkpoint_stall_seconds (in which training waited) of a save that
+        was found complete since the last call; empty if there was none. Bytes are known on rank 0."""
+        figures, self._figures = self._figures, {}
+        return figures
+
+    def close(self) -> None:
+        """Ends what writes behind the training. What is being written must have been waited for."""
+        self._saver.close()
+
+    def _due_by_time(self, step: int) -> bool:
+        minutes = self._config.interval_minutes
+        if minutes is None:
+            return False
+        if rank() == 0 and time.monotonic() - self._last_save_time >= 60 * minutes:
+            self._by_time.request(step)
+        return self._by_time.due(step)
+
+    def _take(self, saved: SavedStep | None) -> None:
+        """Takes notice of a step that is complete."""
+        if saved is None:
+            return
+        self._last_complete_step = saved.step
+        self._figures = {"checkpoint_seconds": saved.seconds, "checkpoint_stall_seconds": saved.stall_seconds}
+        if rank() != 0:
+            return
+        folder = storage.step_folder(self._root, saved.step)
+        size_bytes = sum(seal["bytes"] for seal in storage.read_marker(folder)["files"].values())
+        self._figures["checkpoint_bytes"] = size_bytes
+        logger.info(
+            "checkpoint: step %d saved in %s, %d bytes in %.2f s%s",
+            saved.step,
+            folder,
+            size_bytes,
+            saved.seconds,
+            "" if self._config.async_mode == "none" else f", of which training waited {saved.stall_seconds:.2f} s",
+        )
+        if self._config.keep_latest_k is not None:
+            remove_old(self._root, saved.step, self._config.keep_latest_k)
 
     def load(self) -> int:
         """Takes up the run where a checkpoint left it; returns its step. Where there is none to take up, the weights of
@@ -141,7 +232,7 @@ class CheckpointManager(Configurable):
                 or optimizer (the first names that differ are given), `load_from` holds other weights than the model
                 has (all of them are named), or what is there cannot be read.
         """
-        step = broadcast(self._step_to_load, CheckpointError) if self._config.enable else None
+        step = self._step_to_load() if self._config.enable else None
         if step is None:
             self._load_initial_weights()
             return 0
@@ -222,15 +313,38 @@ class CheckpointManager(Configurable):
         return self._adapter
 
     def _state(self) -> dict[str, Any]:
-        """The tensors of the live run, and its other states as bytes, which nothing takes apart."""
-        return {
-            "model": _model_tensors(self._model_parts),
+        """What `what` asks for: tensors of the live run, and its other states as bytes, which nothing takes apart."""
+        model = {"model": _model_tensors(self._model_parts)}
+        if self._config.what == "model":
+            return model
+        return model | {
             "optimizer": self._optimizers.state_dict(),
             "run": pickle.dumps({name: owner.state_dict() for name, owner in self._singles.items()}),
             "rng": {str(rank()): _rng_state()},
         }
 
     def _step_to_load(self) -> int | None:
+        """The step to go on from, with all its files as they were written; None: there is none. A collective."""
+        candidates = broadcast(self._candidates, CheckpointError)
+        for step in candidates:
+            folder = storage.step_folder(self._root, step)
+            if (reason := storage.damage(folder)) is None:
+                return step
+            if self._config.load_step is not None:
+                raise CheckpointError(
+                    f"checkpoint.load_step: {folder} is damaged: {reason}; "
+                    "set it to another step, or leave it out for the newest one that is not"
+                )
+            if rank() == 0:
+                logger.warning("checkpoint: %s is left out: %s", folder, reason)
+        if candidates:
+            raise CheckpointError(
+                f"all checkpoints in {self._root} are damaged; restore one, or give another dump_folder to start anew"
+            )
+        return None
+
+    def _candidates(self) -> list[int]:
+        """Steps to go on from, the first one by preference, complete by the sizes of their files."""
         found = storage.scan(self._root)
         complete = [step for step, reason in found.values() if reason is None]
         wanted = self._config.load_step
@@ -247,23 +361,22 @@ class CheckpointManager(Configurable):
                     "go on from step %d; remove them to go on from what this run saves",
                     later, wanted, later[-1],
                 )  # fmt: skip
-            return wanted
-        newest = complete[-1] if complete else None
-        for name, (step, reason) in found.items():
-            if reason is not None and step > (newest or 0):
+        newest = complete[-1] if complete else 0
+        for name, (step, reason) in found.items() if wanted is None else ():
+            if reason is not None and step > newest:
                 logger.warning("checkpoint: %s is left out: %s", self._root / name, reason)
-        return newest
+        candidates = complete[::-1] if wanted is None else [wanted]
+        weights_alone = [s for s in candidates if _read_what(storage.step_folder(self._root, s)) == "model"]
+        if weights_alone:
+            raise CheckpointError(
+                f"{storage.step_folder(self._root, weights_alone[0])} holds the weights alone (checkpoint.what model), "
+                "from which no run goes on; give another dump_folder, and load_from this one to start from its weights"
+            )
+        return candidates
 
-    def _remove_old(self, newest: int) -> None:
-        """Later steps than `newest` are of a run that `load_step` went back from: neither counted nor removed."""
-        if self._config.keep_latest_k is None:
-            return
-        steps = [step for step in storage.complete_steps(self._root) if step <= newest]
-        for step in steps[: -self._config.keep_latest_k]:
-            try:
-                storage.remove(storage.step_folder(self._root, step))
-            except OSError as error:  # the new checkpoint is safe; this costs space only
-                logger.warning("checkpoint: step %d could not be removed: %s", step, error)
+
+def _read_what(folder: Path) -> str:
+    return storage.read_marker(folder)["what"]
 
 
 def _folder_faults(folder: Path) -> Iterator[Fault]:

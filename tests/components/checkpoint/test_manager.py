@@ -172,6 +172,7 @@ def _retention(folder: str) -> list[str]:
     run = Run(folder, keep_latest_k=2)
     for step in (2, 4, 6):
         run.manager.save(step)
+    dist.barrier()  # rank 0 removes, and is not waited for
     return folders(run)
 
 
@@ -242,27 +243,49 @@ def test_a_damaged_step_is_left_out(
         Run(tmp_path, load_step=4).manager.load()
 
 
-def _load_damaged(folder: str, file: str) -> str:
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _with_damage(folder: str, file: str) -> list[str]:
+    """What is said of a step of the right sizes: where it is the newest of two, is asked for, and is the only one."""
     run = Run(folder)
+    run.train_state.value = 7
     run.manager.save(2)
+    run.manager.save(4)
     if run.dims.dp_rank == 0:
-        damaged = run.manager._root / "step-2" / file
-        damaged.write_bytes(b"\xff" * damaged.stat().st_size)
+        flip_a_byte(run.manager._root / "step-4" / file)
     if dist.is_initialized():
         dist.barrier()
-    with pytest.raises(CheckpointError) as error:
+    again = Run(folder)
+    assert again.manager.load() == 2
+    assert again.train_state.value == 7
+    with pytest.raises(CheckpointError) as asked:
+        Run(folder, load_step=4).manager.load()
+    if run.dims.dp_rank == 0:
+        shutil.rmtree(run.manager._root / "step-2")
+    if dist.is_initialized():
+        dist.barrier()
+    with pytest.raises(CheckpointError) as alone:
         Run(folder).manager.load()
-    return str(error.value)
+    return [str(asked.value), str(alone.value)]
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
-def test_a_file_that_is_damaged_in_its_full_length_is_no_traceback(file: str, nproc: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nproc", "file"), [(1, ".metadata"), (1, "__0_0.distcp"), (2, "__1_0.distcp")])
+def test_a_flipped_byte_is_found_before_anything_is_loaded(
+    nproc: int, file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "checkpoint"
     folder = str(tmp_path)
-    messages = [_load_damaged(folder, file)] if nproc == 1 else run_world(nproc, _load_damaged, folder, file)
-    for message in messages:
-        assert message.startswith(f"{tmp_path}/checkpoint/step-2 cannot be read: ") and "UnpicklingError" in message
-        assert message.endswith("; remove it, or set checkpoint.load_step to another complete step")
+    for asked, alone in [_with_damage(folder, file)] if nproc == 1 else run_world(nproc, _with_damage, folder, file):
+        assert asked.startswith(f"checkpoint.load_step: {root}/step-4 is damaged: {file} is not what was written (dig")
+        assert alone == (
+            f"all checkpoints in {root} are damaged; restore one, or give another dump_folder to start anew"
+        )
+    if nproc == 1:
+        assert f"checkpoint: {root}/step-4 is left out: {file} is not what was written" in caplog.text
 
 
 # Another model
