@@ -109,8 +109,8 @@ class Saver:
             def result() -> None:
                 try:
                     running.write.result()
-                except RuntimeError as error:  # what torch makes of a process that has ended
-                    raise CheckpointError(f"the process that writes it: {error}") from error
+                except (BrokenPipeError, RuntimeError) as error:  # what becomes of a process that has ended
+                    raise CheckpointError(f"the process that writes it has ended ({error})") from error
 
             try:
                 together(result, CheckpointError)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,11 @@ class StepWriter(FileSystemWriter):
         super().__init__(partial_name(folder, attempt), sync_files=True)
         self.fs = _DigestingFileSystem()
         self._folder, self._attempt, self._about = folder, attempt, about
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called in the process that writes, where torch tells of every request."""
+        logging.getLogger().setLevel(logging.WARNING)
+        self.__dict__.update(state)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = super().write_data(plan, planner)
