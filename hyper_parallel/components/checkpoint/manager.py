@@ -7,7 +7,7 @@ import logging
 import pickle
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ class CheckpointManager(Configurable):
 
         enable: bool = True
         """Save checkpoints, and resume from the newest complete one."""
-        folder: str = "checkpoint"
+        folder: str = storage.DEFAULT_FOLDER
         """Where they lie, below dump_folder."""
         interval_steps: int = 500
         """Save every this many optimizer steps, and after the last one."""
@@ -63,14 +63,23 @@ class CheckpointManager(Configurable):
         load_step: int | None = None
         """Resume from this step. None: from the newest complete one."""
         load_from: str | None = None
-        """Hugging Face folder with the weights to start from, where there is no checkpoint to resume from. They are
-        taken with enable False too. None: weights drawn from training.seed."""
+        """Where the weights to start from lie, if there is no checkpoint to resume from: a Hugging Face folder, or a
+        checkpoint of another run, of whatever split: its step-N folder, or the run's dump folder for the newest. All
+        else starts anew. They are taken with enable False too. None: weights drawn from training.seed."""
+        create_seed: bool = False
+        """Do not train: write the initial weights as the checkpoint of step 0 and end. For one process. Runs with any
+        parallelism start from the same bits with load_from this one's dump folder."""
 
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 1, "interval_steps", "keep_latest_k")
             yield from at_least(self, 0, "load_step")
             if self.load_step is not None and not self.enable:
                 yield Fault("load_step", f"{self.load_step} is given but enable is False", "set enable True")
+            if self.create_seed and not self.enable:
+                yield Fault("create_seed", "True, but enable is False: nothing is to be saved", "set enable True")
+            if self.create_seed and self.load_step is not None:
+                fact = f"{self.load_step}, but create_seed is True: step 0 is to be written"
+                yield Fault("load_step", fact, "leave it out, or set create_seed False")
             if self.load_from is not None:
                 yield from _folder_faults(Path(self.load_from))
 
@@ -96,6 +105,11 @@ class CheckpointManager(Configurable):
         self._optimizers = optimizers
         self._last_complete_step: int | None = None
         self._singles = {"lr_schedulers": lr_schedulers, "dataloader": dataloader, "train_state": train_state}
+
+    @property
+    def creates_seed(self) -> bool:
+        """Whether the run is to save its start as step 0, and nothing else."""
+        return self._config.create_seed
 
     @property
     def last_complete_step(self) -> int | None:
@@ -139,21 +153,27 @@ class CheckpointManager(Configurable):
         Raises:
             CheckpointError: on every rank: `load_step` has no complete checkpoint, the checkpoint is of another model
                 or optimizer (the first names that differ are given), `load_from` holds other weights than the model
-                has (all of them are named), or what is there cannot be read.
+                has (all of a Hugging Face folder are named), or what is there cannot be read.
         """
-        step = broadcast(self._step_to_load, CheckpointError) if self._config.enable else None
+        resumes = self._config.enable and not self._config.create_seed
+        step = broadcast(self._step_to_load, CheckpointError) if resumes else None
         if step is None:
             self._load_initial_weights()
             return 0
         start = time.perf_counter()
         folder = storage.step_folder(self._root, step)
         state = self._state()
-        with _explained(folder):
+        way_out = "remove it, or set checkpoint.load_step to another complete step"
+        with _explained(folder, way_out):
             entries = storage.saved_entries(folder)
         if f"rng.{rank()}" not in entries:
             del state["rng"]
-        _refuse_another_model(folder, entries, state)
-        with _explained(folder):
+        _refuse_another_model(
+            f"{folder} is of another model or optimizer", entries, state, _kind,
+            "set model_spec, training.dtype and optimizer as they were when it was saved, or another dump_folder to "
+            "start anew",
+        )  # fmt: skip
+        with _explained(folder, way_out):
             storage.read(folder, state)
         _fill_copies(self._model_parts, state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
@@ -192,7 +212,19 @@ class CheckpointManager(Configurable):
         if self._config.load_from is None:
             return
         start = time.perf_counter()
-        folder = Path(self._config.load_from)
+        place = Path(self._config.load_from)
+        checkpoint = broadcast(lambda: own_checkpoint(place), CheckpointError)
+        if checkpoint is None:
+            self._load_hf_weights(place)
+        else:
+            self._load_weights(checkpoint)
+        if rank() == 0:
+            why = f"no complete checkpoint in {self._root}" if self._config.enable else "checkpoint.enable is False"
+            why = "checkpoint.create_seed is True" if self._config.create_seed else why
+            seconds = time.perf_counter() - start
+            logger.info("checkpoint: initial weights of %s, read in %.2f s (%s)", checkpoint or place, seconds, why)
+
+    def _load_hf_weights(self, folder: Path) -> None:
         adapter = self._required_adapter("checkpoint.load_from")
 
         def differences() -> list[str]:
@@ -207,11 +239,18 @@ class CheckpointManager(Configurable):
             load_hf_weights(self._model_parts, adapter, folder)
         except HFWeightsError as error:
             raise CheckpointError(f"checkpoint.load_from: {error}") from error
-        if rank() == 0:
-            why = f"no complete checkpoint in {self._root}" if self._config.enable else "checkpoint.enable is False"
-            logger.info(
-                "checkpoint: initial weights of %s, read in %.2f s (%s)", folder, time.perf_counter() - start, why
-            )
+
+    def _load_weights(self, folder: Path) -> None:
+        """Those of another run's checkpoint, in whatever type this run has."""
+        state = {"model": _model_tensors(self._model_parts)}
+        remedy = "give another folder"
+        with _explained(f"checkpoint.load_from: {folder}", remedy):
+            entries = storage.saved_entries(folder)
+        weights = {name: entry for name, entry in entries.items() if name.startswith("model.")}
+        _refuse_another_model(f"checkpoint.load_from: {folder} is of another model", weights, state, _shape, remedy)
+        with _explained(f"checkpoint.load_from: {folder}", remedy):
+            storage.read(folder, state)
+        _fill_copies(self._model_parts, state["model"])
 
     def _required_adapter(self, purpose: str) -> StateDictAdapter:
         if self._adapter is None:
@@ -266,35 +305,43 @@ class CheckpointManager(Configurable):
                 logger.warning("checkpoint: step %d could not be removed: %s", step, error)
 
 
+def own_checkpoint(place: Path) -> Path | None:
+    """The checkpoint that `checkpoint.load_from` means by `place`, complete or not. None: a Hugging Face folder, or
+    nothing that can be read."""
+    return None if _describes_hf_model(place) else storage.checkpoint_at(place)
+
+
+def _describes_hf_model(folder: Path) -> bool:
+    try:
+        return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):  # none, no JSON, no mapping
+        return False
+
+
 def _folder_faults(folder: Path) -> Iterator[Fault]:
     """Why the weights in `folder` cannot be read, as far as can be seen from outside."""
-    remedy = "give a folder that transformers' save_pretrained() wrote"
+    remedy = "give a folder that transformers' save_pretrained() wrote, or the dump folder of a run with checkpoints"
     if not folder.is_dir():
         yield Fault("load_from", f"{folder} is {'not a folder' if folder.exists() else 'missing'}", remedy)
-        return
-    try:
-        described = "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):  # none, no JSON, no mapping
-        described = False
-    if not described:
-        fact = f"{folder} holds no config.json of a Hugging Face model; checkpoints of other runs are not supported yet"
+    elif _describes_hf_model(folder):
+        try:
+            weight_files(folder)
+        except (OSError, HFWeightsError) as error:
+            yield Fault("load_from", str(error), remedy)
+    elif (checkpoint := storage.checkpoint_at(folder)) is None:
+        fact = f"{folder} holds neither the config.json of a Hugging Face model nor a complete checkpoint"
         yield Fault("load_from", fact, remedy)
-        return
-    try:
-        weight_files(folder)
-    except (OSError, HFWeightsError) as error:
-        yield Fault("load_from", str(error), remedy)
+    elif (reason := storage.incompleteness(checkpoint)) is not None:
+        yield Fault("load_from", f"{checkpoint} is not a complete checkpoint: {reason}", remedy)
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _explained(what: Path | str, way_out: str) -> Iterator[None]:
     """Adds to the error of a checkpoint that cannot be read which one it is, and the way out."""
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{folder} cannot be read: {error}; remove it, or set checkpoint.load_step to another complete step"
-        ) from error
+        raise CheckpointError(f"{what} cannot be read: {error}; {way_out}") from error
 
 
 def _model_tensors(model_parts: list[nn.Module]) -> dict[str, torch.Tensor]:
@@ -316,42 +363,48 @@ def _fill_copies(model_parts: list[nn.Module], loaded: dict[str, torch.Tensor]) 
                 tensor.copy_(loaded[name])
 
 
-def _refuse_another_model(folder: Path, saved: dict[str, Any], state: dict[str, Any]) -> None:
+def _refuse_another_model(
+    verdict: str, saved: dict[str, Any], state: dict[str, Any], kind: Callable[[Any], str], way_out: str
+) -> None:
     """
+    Args:
+        verdict: what it means if `state` and what is saved differ in their names, or in the `kind` of their tensors.
+
     Raises:
-        CheckpointError: on every rank.
+        CheckpointError: on every rank, with the first differences.
     """
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
     own, _ = flatten_state_dict(state)
     # What this rank has not may belong to another stage of the pipeline.
     strange = set.intersection(*gathered({name for name in saved if name not in own}))
-    together(lambda: _compare(folder, saved, own, strange), CheckpointError)
+
+    def compare() -> None:
+        differences = [f"{name} is not in the checkpoint" for name in own if name not in saved]
+        differences += [f"{name} is not in this run" for name in sorted(strange) if not name.startswith("rng.")]
+        differences += [
+            f"{name} is {kind(saved[name])} in the checkpoint, {kind(value)} in this run"
+            for name, value in own.items()
+            if name in saved and kind(value) != kind(saved[name])
+        ]
+        if differences:
+            more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
+            raise CheckpointError(f"{verdict}: {'; '.join(differences[:3])}{more}; {way_out}")
+
+    together(compare, CheckpointError)
 
 
-def _compare(folder: Path, saved: dict[str, Any], own: dict[str, Any], strange: set[str]) -> None:
-    differences = [f"{name} is not in the checkpoint" for name in own if name not in saved]
-    differences += [f"{name} is not in this run" for name in saved if name in strange and not name.startswith("rng.")]
-    for name, value in own.items():
-        if name in saved and _kind(value) != _kind(saved[name]):
-            differences.append(f"{name} is {_kind(saved[name])} in the checkpoint, {_kind(value)} in this run")
-    if differences:
-        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise CheckpointError(
-            f"{folder} is of another model or optimizer: {'; '.join(differences[:3])}{more}; set model_spec, "
-            "training.dtype and optimizer as they were when it was saved, or another dump_folder to start anew"
-        )
+def _shape(entry: Any) -> str:
+    """That of a live tensor, or of a tensor that the metadata of a checkpoint describes."""
+    if isinstance(entry, torch.Tensor):
+        return str(list(entry.shape))
+    return str(list(entry.size)) if hasattr(entry, "properties") else "no tensor"
 
 
 def _kind(entry: Any) -> str:
-    """Type and shape of a live tensor, or of a tensor that the metadata of a checkpoint describes."""
-    if isinstance(entry, torch.Tensor):
-        shape, dtype = entry.shape, entry.dtype
-    elif hasattr(entry, "properties"):
-        shape, dtype = entry.size, entry.properties.dtype
-    else:
-        return "no tensor"
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+    """Type and shape, of the same."""
+    dtype = getattr(entry, "dtype", None) or getattr(getattr(entry, "properties", None), "dtype", None)
+    return _shape(entry) if dtype is None else f"{str(dtype).removeprefix('torch.')} {_shape(entry)}"
 
 
 def _rng_state() -> bytes:

@@ -27,6 +27,8 @@ from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.together import broadcast, on_rank_0, together
 
 MARKER = "complete.json"
+DEFAULT_FOLDER = "checkpoint"
+"""Where a run keeps its checkpoints, below its dump folder."""
 
 UNPICKLING_ERRORS = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, KeyError, ValueError)
 """What damaged bytes make of `pickle.load`, by its documentation and by trial."""
@@ -72,6 +74,16 @@ def scan(root: Path) -> dict[str, tuple[int, str | None]]:
             reason = incompleteness(folder) if match[2] is None else "its save did not finish"
             found[folder.name] = (int(match[1]), reason)
     return dict(sorted(found.items(), key=lambda item: item[1][0]))
+
+
+def checkpoint_at(place: Path) -> Path | None:
+    """The checkpoint that a user means by `place`: itself, or the newest complete one of the run that keeps its
+    checkpoints in `place`, or has `place` as its dump folder. None: there is nothing of the kind."""
+    for root in (place, place / DEFAULT_FOLDER):
+        if steps := complete_steps(root):
+            return step_folder(root, steps[-1])
+    is_one = (place / MARKER).is_file() or re.fullmatch(r"step-\d+", place.name) is not None
+    return place if is_one and place.is_dir() else None
 
 
 def write(root: Path, step: int, state: dict[str, Any]) -> int:
