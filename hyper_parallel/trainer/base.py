@@ -72,12 +72,16 @@ class BaseTrainer:
         }
 
     def train(self) -> None:
-        """Trains from the newest checkpoint, or from the start, to `training_steps`."""
+        """Trains from the newest checkpoint, or from the start, to `training_steps`; or saves the start alone, if
+        `checkpoint.create_seed` asks for that."""
         state = self.state
         state.max_steps = self.training_steps  # which may have been changed since it was planned
         self.checkpointer.load()
         if self.checkpointer.last_complete is not None:
             self._dispatch_checkpoint("on_load")
+        if self.checkpointer.creates_seed:
+            self.save_checkpoint()
+            return
         first, last = state.global_step + 1, self.training_steps
         if first > last:
             logger.info(
@@ -168,7 +172,7 @@ class BaseTrainer:
             tokens_per_second=tokens / seconds,
             data_seconds=data_seconds,
             memory_bytes=get_platform().memory_bytes(),
-            extra=({} if aux_loss is None else {"aux_loss": aux_loss}) | self.checkpointer.take_figures(),
+            extra=self.checkpointer.take_figures() | ({} if aux_loss is None else {"aux_loss": aux_loss}),
         )
 
     def evaluate(self) -> float:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.components.checkpoint import CheckpointManager
+from hyper_parallel.components.checkpoint import CheckpointManager, complete_steps, own_checkpoint
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import AutoCELoss, BaseLoss
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
@@ -112,6 +112,7 @@ class TrainerConfig(Configurable.Config):
         yield from _model_faults(self)
         yield from _tokenizer_faults(self)
         yield from _initial_weights_faults(self)
+        yield from _seed_faults(self, world_size)
         yield from _loss_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
@@ -189,6 +190,8 @@ def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
         return
     if spec is None or spec.model is None or any(fault.path == "load_from" for fault in checkpoint.faults()):
         return  # which is told elsewhere
+    if own_checkpoint(Path(checkpoint.load_from)) is not None:
+        return  # it has the model's own names; whether they are the same is seen when all is built
     if spec.state_dict_adapter is None:
         fact = f"{checkpoint.load_from} is given, but {spec.name} has no state_dict_adapter to read it with"
         yield Fault("checkpoint.load_from", fact, "leave it out")
@@ -197,6 +200,19 @@ def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
         spec.state_dict_adapter(spec.model).hf_differences(Path(checkpoint.load_from))
     except ConfigError as error:
         yield from error.faults
+
+
+def _seed_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
+    checkpoint = config.checkpoint
+    if not isinstance(checkpoint, CheckpointManager.Config) or not checkpoint.create_seed:
+        return
+    if world_size > 1:
+        fact = f"True, but {world_size} ranks were started"
+        yield Fault("checkpoint.create_seed", fact, "start one process, and the ranks with load_from its dump folder")
+    root = Path(config.dump_folder) / checkpoint.folder
+    if steps := complete_steps(root):
+        fact = f"True, but {root} holds checkpoints of the steps {', '.join(map(str, steps))}"
+        yield Fault("checkpoint.create_seed", fact, "give another dump_folder")
 
 
 def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:

