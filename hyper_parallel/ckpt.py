@@ -12,6 +12,7 @@ argument (`path: fact; remedy`).
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -90,9 +91,11 @@ def verify(folder: Path) -> int:
     from hyper_parallel.components.checkpoint import storage
 
     verdicts = []
-    for place, _, _ in tqdm(list(_steps(folder)), unit=" steps", leave=False, disable=None):
-        with storage.being_read(place):
-            verdicts.append((place, storage.damage(place)))
+    for place, _, reason in tqdm(_steps(folder), unit=" steps", leave=False, disable=None):
+        if reason is None:
+            with storage.being_read(place):
+                reason = storage.damage(place)
+        verdicts.append((place, reason))
     for place, reason in verdicts:
         print(f"{place}: {reason or 'as written'}")
     return int(any(reason is not None for _, reason in verdicts))
@@ -220,13 +223,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _size(size_bytes: float) -> str:
-    for unit in UNITS[:-1]:
-        if size_bytes < 1000:
-            break
-        size_bytes /= 1000
-    else:
-        unit = UNITS[-1]
-    return f"{size_bytes:.3g} {unit}"
+    power = min(int(math.log(max(size_bytes, 1), 1000)), len(UNITS) - 1)
+    return f"{size_bytes / 1000**power:.3g} {UNITS[power]}"
 
 
 if __name__ == "__main__":

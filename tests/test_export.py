@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int) -> st
 
 
 def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import shutil
-
     step, out = tmp_path / "run/checkpoint/step-2", tmp_path / "out"
     shutil.copytree(run / "checkpoint/step-2", step)
     assert refused(capsys, "--checkpoint", tmp_path, "--to", out, code=2) == (
@@ -65,7 +64,7 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     text = (run / "config.yaml").read_text()
     other.write_text(text.replace("hidden_size: 32", "hidden_size: 64"))
     message = refused(capsys, "--checkpoint", step, "--to", out, "--config", other, code=1)
-    assert message.startswith(f"error: {step} is of another model: model.model.embed")
+    assert message.startswith(f"error: {step} is of another model: model.embed_tokens.weight is [")
     marker = json.loads((step / "complete.json").read_text())
     (step / "complete.json").write_text(json.dumps(marker | {"config": None}))
     assert refused(capsys, "--checkpoint", step, "--to", out, code=2) == (

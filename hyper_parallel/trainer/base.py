@@ -159,6 +159,7 @@ class BaseTrainer:
         self.optimizers.zero_grad()
         self.lr_schedulers.step()
 
+        figures = self.checkpointer.take_figures()
         tokens = dims.dp_size * sum(m["input_ids"].numel() for m in micro_batches)
         state.tokens += tokens
         seconds = time.perf_counter() - start
@@ -172,7 +173,7 @@ class BaseTrainer:
             tokens_per_second=tokens / seconds,
             data_seconds=data_seconds,
             memory_bytes=get_platform().memory_bytes(),
-            extra=self.checkpointer.take_figures() | ({} if aux_loss is None else {"aux_loss": aux_loss}),
+            extra={"aux_loss": aux_loss, **figures} if aux_loss is not None else figures,
         )
 
     def evaluate(self) -> float:

@@ -168,6 +168,36 @@ def test_disabled_neither_saves_nor_loads(tmp_path: Path) -> None:
     assert folders(run) == ["step-1"]
 
 
+def test_saves_also_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hyper_parallel.components.checkpoint import manager
+
+    seconds = [0.0]
+    monkeypatch.setattr(manager.time, "monotonic", lambda: seconds[0])
+    run, saved = Run(tmp_path, interval_steps=4, interval_minutes=1.5), []
+    for step in range(1, 9):  # 40 seconds each
+        seconds[0] += 40.0
+        if run.manager.maybe_save(step):
+            saved.append(step)
+    assert saved == [3, 4, 7, 8]
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path, what="model")
+    run.train(1)
+    run.manager.save(1)
+    weights = {name: value.clone() for name, value in run.model.state_dict().items()}
+    with pytest.raises(
+        CheckpointError, match=r"step-1 holds the weights alone \(checkpoint.what model\), from which no"
+    ):
+        Run(tmp_path).manager.load()
+    other = Run(tmp_path / "other", load_from=str(tmp_path))
+    assert other.manager.load() == 0
+    assert all(torch.equal(weights[name], value) for name, value in other.model.state_dict().items())
+    flip_a_byte(tmp_path / "checkpoint/step-1/__0_0.distcp")
+    with pytest.raises(CheckpointError, match=r"load_from: .*step-1 is damaged: __0_0.distcp is not what was written"):
+        Run(tmp_path / "third", load_from=str(tmp_path)).manager.load()
+
+
 def _retention(folder: str) -> list[str]:
     run = Run(folder, keep_latest_k=2)
     for step in (2, 4, 6):
@@ -408,8 +438,18 @@ def test_one_rank_that_cannot_write_fails_all(tmp_path: Path) -> None:
 
 
 def test_faults() -> None:
-    config = CheckpointManager.Config(enable=False, interval_steps=0, keep_latest_k=0, load_step=3)
-    assert [fault.path for fault in config.faults()] == ["interval_steps", "keep_latest_k", "load_step"]
+    config = CheckpointManager.Config(
+        enable=False,
+        interval_steps=0,
+        keep_latest_k=0,
+        interval_minutes=0.0,
+        what="adapter",
+        export_hf="last",
+        load_step=3,
+    )
+    assert [fault.path for fault in config.faults()] == [
+        "interval_steps", "keep_latest_k", "interval_minutes", "what", "export_hf", "load_step",
+    ]  # fmt: skip
 
 
 def test_states_are_opaque_to_torch(tmp_path: Path) -> None:
