@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -28,7 +29,8 @@ from hyper_parallel.config.yaml_file import YamlFile
 
 _LEGACY = "hyper_parallel.trainer.legacy"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
+LAST_WORD_SECONDS = 10
+"""How long a rank that ends without a word leaves the one that speaks for it to do so."""
 
 RootT = TypeVar("RootT", bound=ConfigNode)
 
@@ -121,8 +123,7 @@ def parse_training_args(argv: Sequence[str] | None = None) -> Any:
     try:
         return load(import_object(resolver.ROOT, "root"), words, world_size=world_size, prog=prog)
     except ConfigError as error:
-        if speaks():
-            report(error)
+        refuse(error)
         raise SystemExit(2) from error
 
 
@@ -178,6 +179,17 @@ def report(error: ConfigError) -> None:
     """Prints one line per fault on stderr."""
     for fault in error.faults:
         print(" ".join(str(fault).split()), file=sys.stderr)
+
+
+def refuse(error: ConfigError) -> None:
+    """Prints the faults, which every rank has found alike, on one rank of each node.
+
+    The others give it time to do so: launchers end all ranks as soon as one has ended.
+    """
+    if speaks():
+        report(error)
+    else:
+        time.sleep(LAST_WORD_SECONDS)
 
 
 def speaks() -> bool:
