@@ -28,6 +28,12 @@ class Move(NamedTuple):
         return bool(self.src == self.dst and self.grad_src == self.grad_dst)
 
 
+def largest_part(size: int, ranks: int) -> int:
+    """Of a dim of `size` elements that is split over ranks as `Shard` does it: rank r has those from r times this on,
+    up to as many as this. The last ranks have fewer where it does not divide."""
+    return -(-size // ranks)
+
+
 def redistribute(x: torch.Tensor, move: Move, group: dist.ProcessGroup) -> torch.Tensor:
     """`x`, this rank's part, laid out as `move.dst` over the ranks of `group`. Dims must divide by their number."""
     if move.moves_nothing:

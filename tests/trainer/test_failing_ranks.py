@@ -46,7 +46,8 @@ RECIPE = ("--recipe", "tests.trainer.failing_ranks.recipe")
             4,
             TRAIN,
             r"error: step 3: another rank has ended without a word, killed or out of memory "
-            r"\(Connection closed by peer \S+\); see what the launcher says of it; the run goes on from its last checkpoint when started again",
+            r"\(Connection closed by peer \S+\); see what the launcher says of it; the run goes on from its last "
+            "checkpoint when started again",
         ),
         (
             "hangs",
