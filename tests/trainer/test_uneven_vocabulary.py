@@ -131,5 +131,6 @@ def test_a_rank_without_any_row_is_refused(tmp_path: Path) -> None:
     config = Case({"tp": 4} | LP, sizes={"vocab_size": 9} | WIDE).config(tmp_path, 1)
     (fault,) = config.cross_faults(4)
     assert str(fault) == (
-        "parallelism.tp: of the model's vocab_size 9, in parts of 3 rows, the last of 4 ranks has none; set a smaller tp"
+        "parallelism.tp: of the model's vocab_size 9, in parts of 3 rows, the last of 4 ranks has none; "
+        "set a smaller tp"
     )
