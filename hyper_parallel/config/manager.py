@@ -75,14 +75,16 @@ class Door:
     open: Callable[[type[Any], str, Sequence[Override]], Opened]
 
 
-def load(root: type[RootT], argv: Sequence[str], *, world_size: int, prog: str = "hyper_parallel.train") -> RootT:
+def load(
+    root: type[RootT], argv: Sequence[str], *, world_size: int | None, prog: str = "hyper_parallel.train"
+) -> RootT:
     """The sealed tree that a command line asks for.
 
     Args:
         root: class of the tree, with the fields `model_spec`, `hf_assets_path` and `dump_folder`, and the method
             `cross_faults(world_size)`, which yields the faults that no node can see alone.
         argv: the command line without the program.
-        world_size: number of ranks that were started.
+        world_size: number of ranks that were started. None: as few as the degrees of parallelism ask for.
         prog: the module that was started, for the text of `--help` and of remedies.
 
     Raises:
@@ -138,18 +140,20 @@ def finish(tree: RootT, world_size: int) -> RootT:
     return tree
 
 
-def check(tree: ConfigNode, world_size: int) -> list[Fault]:
+def check(tree: ConfigNode, world_size: int | None) -> list[Fault]:
     """Every fault of a composed tree: types, what Targets miss, each node's own rules, the rules across sections.
 
     Values take the exact type of their annotations on the way (a list becomes the tuple that the field declares), so
-    that the saved copy reads back to an equal tree. Rules are asked only where all types are right.
+    that the saved copy reads back to an equal tree. Rules are asked only where all types are right. `world_size` None:
+    as few ranks as the degrees of parallelism ask for.
     """
     faults = [*_type_faults(tree), *resolver.missing_arguments(tree)]
     if faults:
         return faults
     for path, node in tree.traverse():
         faults.extend(dataclasses.replace(fault, path=join(path, fault.path)) for fault in node.faults())
-    faults.extend(tree.cross_faults(world_size))  # type: ignore[attr-defined]
+    ranks = tree.parallelism.smallest_world_size() if world_size is None else world_size  # type: ignore[attr-defined]
+    faults.extend(tree.cross_faults(ranks))  # type: ignore[attr-defined]
     return faults
 
 
