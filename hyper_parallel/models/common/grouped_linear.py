@@ -29,7 +29,7 @@ def grouped_mm_applies(x_ND: torch.Tensor, weight_EFD: torch.Tensor) -> bool:
     alone, for whose rule there is no other, bfloat16."""
     if x_ND.dtype not in _GROUPED_MM_DTYPES or x_ND.dtype != weight_EFD.dtype:
         return False
-    if _has_shape_alone(x_ND) and x_ND.dtype != torch.bfloat16:
+    if has_shape_alone(x_ND) and x_ND.dtype != torch.bfloat16:
         return False
     return all(size * x_ND.element_size() % _GROUPED_MM_ALIGNMENT_BYTES == 0 for size in weight_EFD.shape[1:])
 
@@ -42,10 +42,10 @@ def preferred_row_multiple(x_ND: torch.Tensor) -> int:
     padding rows would have to be known.
     """
     is_narrow = x_ND.is_cpu and x_ND.element_size() < 4
-    return _NARROW_CPU_ROWS if is_narrow and not _has_shape_alone(x_ND) else 1
+    return _NARROW_CPU_ROWS if is_narrow and not has_shape_alone(x_ND) else 1
 
 
-def _has_shape_alone(x: torch.Tensor) -> bool:
+def has_shape_alone(x: torch.Tensor) -> bool:
     """Whether there are no numbers: under torch.compile, and on fake tensors."""
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
