@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hyper_parallel.trainer.rehearsal import Rehearsal
 
 Row = tuple[Any, ...]
-_GROUPS_SHOWN = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,8 +103,8 @@ def _mesh_rows(run: Rehearsal) -> Iterator[Row]:
                 continue
             shown_axes.add(name)
             groups = mesh.mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist()
-            shown = [" ".join(map(str, group)) for group in groups[:_GROUPS_SHOWN]]
-            yield name, mesh.size(dim), " | ".join(shown) + " | ..." * (len(groups) > _GROUPS_SHOWN)
+            shown = [_shortened(group, 8, " ") for group in groups]
+            yield name, mesh.size(dim), _shortened(shown, 4, " | ")
 
 
 def _stage_rows(run: Rehearsal, rank: int) -> Iterator[Row]:
@@ -167,6 +166,10 @@ def _traffic_rows(flows: dict[Flow, Moved], rank: int) -> Iterator[Row]:
     for flow, moved in sorted(flows.items()):
         if moved.sent_bytes:
             yield rank, flow.kind, flow.axis, moved.calls, f"{moved.sent_bytes:,}"
+
+
+def _shortened(items: Sequence[Any], most: int, separator: str) -> str:
+    return separator.join([*map(str, items[:most]), *["..."] * (len(items) > most)])
 
 
 def _pattern(name: str) -> str:
