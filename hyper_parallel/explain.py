@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,8 @@ def explanation(config: TrainerConfig, world_size: int) -> str:
             run = Rehearsal(config, copied)
             copied = copied or run.model_parts[-1].copied_parameters
             mesh = list(_mesh_rows(run))
-            boundaries = list(dict.fromkeys(_boundary_rows(run.model_config.sharding)))
+            axes = {name for name, size, _ in mesh if size > 1}
+            boundaries = list(dict.fromkeys(_boundary_rows(run.model_config.sharding, axes)))
             stages[:0] = _stage_rows(run, rank)
             units.update(_unit_rows(run))
             parameters.update(_parameter_rows(run))
@@ -143,13 +144,13 @@ def _unit_rows(run: Rehearsal) -> Iterator[Row]:
             yield _pattern(name) or "the rest", f"{sum(p.numel() for p in parameters):,}"
 
 
-def _boundary_rows(plan: ShardingPlan) -> Iterator[Row]:
+def _boundary_rows(plan: ShardingPlan, axes: Collection[str]) -> Iterator[Row]:
     from hyper_parallel.protocols.boundary import moves
     from hyper_parallel.protocols.mesh import MeshAxisName
     from hyper_parallel.protocols.redistribute import collective
 
     for pattern, own in plan.items():
-        for axis in MeshAxisName:
+        for axis in filter(axes.__contains__, MeshAxisName):
             ins, outs = moves(own, axis)
             named = [*ins.items(), *((f"output {i}", move) for i, move in enumerate(outs))]
             for tensor, move in named:
@@ -157,9 +158,9 @@ def _boundary_rows(plan: ShardingPlan) -> Iterator[Row]:
                     back = collective(move.grad_src, move.grad_dst) or ""
                     there = collective(move.src, move.dst) or ""
                     yield _pattern(pattern), tensor, axis, f"{move.src} -> {move.dst}", there, back
-        if own.local_map is not None and (forward := own.local_map.forward) is not None:
-            name = (forward.func if isinstance(forward, partial) else forward).__name__
-            yield _pattern(pattern), "", own.local_map.axis, f"forward is {name}", "", ""
+        if (local_map := own.local_map) is not None and local_map.forward is not None and local_map.axis in axes:
+            forward = local_map.forward.func if isinstance(local_map.forward, partial) else local_map.forward
+            yield _pattern(pattern), "", local_map.axis, f"forward is {forward.__name__}", "", ""
 
 
 def _traffic_rows(flows: dict[Flow, Moved], rank: int) -> Iterator[Row]:

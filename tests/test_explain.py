@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +46,7 @@ COUNTED = {
     "reduce_scatter_single": "reduce-scatter",
     "all_reduce": "all-reduce",
     "all_to_all_single": "all-to-all",
-    "batch_isend_irecv": "send/recv",
+    "isend": "send/recv",
 }
 
 
@@ -80,8 +82,8 @@ def counted(sent: Counter[str]) -> Iterator[None]:
 
 
 def sent_bytes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    if name == "batch_isend_irecv":
-        return sum(op.tensor.nbytes for op in args[0] if op.op is dist.isend)
+    if name == "isend":
+        return args[0].nbytes
     named = dict(zip(("output", "input", *["output_split_sizes", "input_split_sizes"]), args, strict=False)) | kwargs
     group = named.get("group") or (args[2] if name == "all_reduce" and len(args) > 2 else None)
     ranks = dist.get_world_size(group)
@@ -150,6 +152,16 @@ def test_the_parameters_of_a_tensor_parallel_run(capsys: pytest.CaptureFixture[s
     ):
         assert line in lines, line
     assert "Stages" not in lines and not dist.is_initialized()
+
+
+def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (Path(__file__).parents[1] / "docs" / "parallelism.md").read_text()
+    section = document.partition("## What a run would do")[2].partition("\n## ")[0]
+    (command,) = re.findall(r"```bash\npython -m hyper_parallel.explain (.*?)\n```", section, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)\n```", section, re.DOTALL)
+    assert explain.main(shlex.split(command)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in shown.splitlines() if line != "..." and line not in lines] == []
 
 
 def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
