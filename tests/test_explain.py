@@ -7,16 +7,18 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from hyper_parallel import explain
+from hyper_parallel.protocols import collectives
 from hyper_parallel.trainer.rehearsal import Rehearsal, fake_world
 from tests.distributed_world import run_world
 from tests.trainer.test_tensor_parallel import LP, SP, TIED, TP, Case
@@ -69,6 +71,22 @@ def counted(sent: Counter[str]) -> Iterator[None]:
 
         return call
 
+    class Operators:
+        """In the place of the operators that our own collectives are made of."""
+
+        def __getattr__(self, name: str) -> Any:
+            operator = getattr(torch.ops._c10d_functional, name)
+
+            def call(tensor: Any, *rest: Any) -> Any:
+                group = dist.distributed_c10d._resolve_process_group(rest[-1])
+                parts = rest[1] if name == "all_to_all_single" else [1] * group.size()
+                others = (sum(parts) - parts[group.rank()]) / sum(parts)
+                times = {"all_reduce": 2, "all_gather_into_tensor": group.size()}.get(name, 1)
+                sent[COUNTED[name]] += int(tensor.nbytes * times * others)
+                return operator(tensor, *rest)
+
+            return operator if name == "wait_tensor" else call
+
     def functional(tensor: Any, reduceOp: str, group: Any, tag: str = "", own: Any = funcol.all_reduce) -> Any:
         resolved = funcol._resolve_group(group, tag)
         members = dist.distributed_c10d._resolve_process_group(resolved) if isinstance(resolved, str) else resolved
@@ -76,8 +94,11 @@ def counted(sent: Counter[str]) -> Iterator[None]:
         return own(tensor, reduceOp, group, tag)
 
     functions = {name: counting(name, getattr(dist, name)) for name in COUNTED}
-    of_dtensor = patch.object(funcol, "all_reduce", functional)  # in the gradient norm
-    with patch.multiple(dist, **functions), patch.multiple(dist.distributed_c10d, **functions), of_dtensor:
+    with ExitStack() as patches:
+        for module in (dist, dist.distributed_c10d):
+            patches.enter_context(patch.multiple(module, **functions))
+        patches.enter_context(patch.object(collectives, "_ops", Operators()))
+        patches.enter_context(patch.object(funcol, "all_reduce", functional))  # of DTensor, in the gradient norm
         yield
 
 

@@ -29,6 +29,7 @@ from hyper_parallel.config.sections import (
     TrainingConfig,
 )
 from hyper_parallel.config.target import Target
+from hyper_parallel.distributed.activation_checkpoint import activation_checkpoint_faults
 from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import Degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
@@ -113,6 +114,7 @@ class TrainerConfig(Configurable.Config):
         yield from _tokenizer_faults(self)
         yield from _initial_weights_faults(self)
         yield from _loss_faults(self)
+        yield from activation_checkpoint_faults(self.activation_checkpoint, self.compile)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
         if min(p.dp_replicate, p.cp, p.tp, p.pp, p.ep) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
