@@ -61,7 +61,8 @@ class Rehearsal(BaseTrainer):
         self.model_parts = phases.parallelize(config, model, self.parallel_dims)
         self.finite_guard = None
         self.callbacks = CallbackHandler([])
-        self.checkpointer = SimpleNamespace(last_complete=None)  # type: ignore[assignment] # a step saves nothing
+        idle = SimpleNamespace(last_complete=None, take_figures=dict)  # a step saves nothing
+        self.checkpointer = idle  # type: ignore[assignment]
         with _without_values():
             for part in self.model_parts:
                 part.to_empty(device=get_platform().device())
