@@ -71,8 +71,8 @@ def plan_dispatch(experts_BTK: torch.Tensor, rows_E: torch.Tensor, group: dist.P
     """
     ranks = dist.get_world_size(group)
     sent_RE = rows_E.view(ranks, -1)
-    received_RE = torch.empty_like(sent_RE)
-    dist.all_to_all_single(received_RE, sent_RE.contiguous(), group=group)
+    one_each = [1] * ranks
+    received_RE = all_to_all(sent_RE, one_each, one_each, group)
     sent, received = torch.stack([sent_RE.sum(1), received_RE.sum(1)]).tolist()
     local = torch.arange(sent_RE.shape[1], device=rows_E.device).repeat(ranks)
     experts = local.repeat_interleave(received_RE.flatten(), output_size=sum(received))
