@@ -43,11 +43,6 @@ FEATURES: dict[str, Feature] = {
 
 REFUSED: dict[frozenset[str], str] = {
     frozenset({"compile", "validate mode"}): "a compiled graph runs without the boundaries that are to be compared",
-    frozenset({"pipeline", "tensor parallel"}): "a sharding plan is for a whole model, not for a part of one",
-    frozenset({"pipeline", "context parallel"}): "a sharding plan is for a whole model, not for a part of one",
-    frozenset({"pipeline", "sequence parallel"}): "it is a kind of tensor parallel",
-    frozenset({"pipeline", "loss parallel"}): "it is a kind of tensor parallel",
-    frozenset({"pipeline", "validate mode"}): "it is a kind of tensor parallel",
 }
 """Pairs that a run may not use together, and why. All other pairs are supported."""
 

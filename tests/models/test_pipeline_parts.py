@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hyper_parallel.components.loss import CrossEntropyLoss
+from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.models.common.decoder import Decoder
 from hyper_parallel.models.common.pipeline import part
 from hyper_parallel.models.qwen3_moe import create_model_spec
@@ -103,10 +104,10 @@ def test_the_boundary_is_what_is_sent(dtype: torch.dtype, rounding: str) -> None
         torch.zeros(ROWS, TOKENS, dtype=torch.int64),
         received=[
             torch.zeros_like(meta, device="cpu", requires_grad=meta.requires_grad)
-            for meta in model.boundary(ROWS, TOKENS, dtype)
+            for meta in model.boundary(ROWS, TOKENS, dtype, ParallelismConfig())
         ],
     ).sent
-    declared = model.boundary(ROWS, TOKENS, dtype)
+    declared = model.boundary(ROWS, TOKENS, dtype, ParallelismConfig())
     assert [(t.shape, t.dtype, t.requires_grad) for t in sent] == [
         (t.shape, t.dtype, t.requires_grad) for t in declared
     ]
