@@ -30,7 +30,7 @@ from hyper_parallel.config.sections import (
 )
 from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.capabilities import capability_faults
-from hyper_parallel.distributed.topology import resolve_degrees
+from hyper_parallel.distributed.topology import given_degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
 from hyper_parallel.trainer.pipeline_faults import pipeline_faults
@@ -116,14 +116,17 @@ class TrainerConfig(Configurable.Config):
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
         if min(p.dp_replicate, p.cp, p.tp, p.pp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
+            is_dp_known = p.dp_shard != -1
             try:
-                degrees = resolve_degrees(self.parallelism, world_size)
+                degrees, is_dp_known = resolve_degrees(p, world_size), True
             except ConfigError as error:
                 yield from error.faults
-            else:
-                faults = list(_batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard))
-                yield from faults or pipeline_faults(self, degrees.dp_replicate * degrees.dp_shard)
-                yield from capability_faults(self, degrees)
+                degrees = given_degrees(p)
+            dp_size = degrees.dp_replicate * degrees.dp_shard
+            faults = list(_batch_faults(self.training, dp_size)) if is_dp_known else []
+            yield from faults
+            yield from pipeline_faults(self, dp_size if is_dp_known and not faults else None)
+            yield from capability_faults(self, degrees)
         steps = self.training.steps
         if steps is None and self.training.epochs is None:
             steps = DEFAULT_STEPS
