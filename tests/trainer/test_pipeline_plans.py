@@ -26,7 +26,7 @@ GPIPE, INTERLEAVED, ZBV, DUALPIPEV = ({"pp_schedule": s} for s in ("gpipe", "int
 CASES: dict[int, dict[str, SpreadCase]] = {
     4: {
         "tp": SpreadCase(TP, 2, sizes=LAYERS),
-        "tp, sp, lp, tied, gpipe, recompute": SpreadCase(TP | SP | LP | GPIPE, 2, sizes=TIED, recompute=True),
+        "tp, sp, lp, tied, gpipe": SpreadCase(TP | SP | LP | GPIPE, 2, sizes=TIED),
         "tp, sp, interleaved, validate, dense": SpreadCase(
             TP | SP | INTERLEAVED | VALIDATE, 2, dense=True, sizes=LAYERS
         ),
@@ -34,10 +34,9 @@ CASES: dict[int, dict[str, SpreadCase]] = {
         "tp, sp, lp, tied, offload, compile, recompute, dense": SpreadCase(
             TP | SP | LP | {"cpu_offload": True}, 2, dense=True, sizes=TIED, recompute=True, compile=True
         ),
-        "tp, sp, lp, tied, zbv, recompute": SpreadCase(TP | SP | LP | ZBV, 2, sizes=TIED, recompute=True),
-        "tp, sp, lp, tied, zbv, validate": SpreadCase(TP | SP | LP | ZBV | VALIDATE, 2, sizes=TIED),
+        "tp, sp, zbv, recompute": SpreadCase(TP | SP | ZBV, 2, sizes=LAYERS, recompute=True),
+        "tp, lp, tied, zbv, validate, recompute": SpreadCase(TP | LP | ZBV | VALIDATE, 2, sizes=TIED, recompute=True),
         "tp, tied, dualpipev": SpreadCase(TP | DUALPIPEV, 2, sizes=TIED),
-        "tp, lp, validate, recompute": SpreadCase(TP | LP | VALIDATE, 2, sizes=LAYERS, recompute=True),
         "ring, rows of 29": SpreadCase(CP, 2, sizes=LAYERS, seq_len=29),
         "ulysses, tied, zbv, recompute": SpreadCase(CP | ULYSSES | ZBV, 2, sizes=TIED, recompute=True),
         "all-gather, interleaved, dense, pad": SpreadCase(
@@ -46,7 +45,7 @@ CASES: dict[int, dict[str, SpreadCase]] = {
         "ring, tied, dualpipev": SpreadCase(CP | DUALPIPEV, 2, sizes=TIED),
     },
 }
-SPLIT = CASES[4]["tp, sp, lp, tied, zbv, recompute"]
+SPLIT = SpreadCase(TP | SP | LP | ZBV, 2, sizes=TIED)
 
 
 def saving(case: SpreadCase, folder: Path) -> TrainerConfig:
@@ -106,7 +105,7 @@ def test_follows_the_single_process(runs: Any, name: str) -> None:
     differences, curve = assert_follows(reference_folder(folder, case), folder / name), metrics(folder / name)
     assert differences.keys() == {"loss", "grad_norm", "validation_loss"} | (set() if case.dense else {"aux_loss"})
     assert [line["tokens"] for line in curve] == [8 * case.seq_len] * STEPS
-    assert curve[-1]["loss"] < curve[0]["loss"] - 0.1  # the curves fall: they are not equal because nothing moves
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.03  # the curves fall: they are not equal because nothing moves
 
 
 @pytest.mark.slow
