@@ -233,7 +233,7 @@ class _Preparation:
                     return
                 position, future = running.popleft()
                 yield position, *future.result()
-        except BrokenProcessPool as error:
+        except (BrokenProcessPool, BrokenPipeError) as error:  # the latter: it died while it started
             # Pythons before 3.12.1 wait for a thread that writes to the dead worker's full pipe, which somebody must
             # close (https://github.com/python/cpython/issues/94777).
             pool._call_queue._reader.close()  # type: ignore[attr-defined]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -304,6 +306,19 @@ def test_a_worker_that_is_killed_is_told_and_the_next_run_goes_on(tmp_path, toke
     assert "Traceback" not in said
     prepare(tokenizer, tmp_path / "data", "--input", lines)
     assert documents_of(tmp_path / "data") == documents
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_no_fault_of_the_output(tmp_path, tokenizer, monkeypatch, capsys):
+    """Its parent then fails to write to it: an OSError, as when the output cannot be written."""
+
+    def start(self: object, *arguments: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", start)
+    lines = write_lines(tmp_path / "data.jsonl", [[1]])
+    arguments = ["--tokenizer", str(tokenizer), "--output-prefix", str(tmp_path / "data"), "--input", str(lines)]
+    assert command_line.main(["prepare", *arguments]) == 1
+    assert capsys.readouterr().err.startswith("a worker process was killed near document 0 ")
 
 
 def peak_kilobytes(tokenizer: Path, prefix: Path, lines: Path) -> tuple[int, int]:
