@@ -30,6 +30,7 @@ FEATURES: dict[str, Feature] = {
     "tensor parallel": Feature("parallelism.tp", lambda c, d: d.tp > 1),
     "sequence parallel": Feature("parallelism.sequence_parallel", lambda c, d: c.parallelism.sequence_parallel),
     "loss parallel": Feature("parallelism.loss_parallel", lambda c, d: c.parallelism.loss_parallel),
+    "expert parallel": Feature("parallelism.ep", lambda c, d: c.parallelism.ep > 1),
     "validate mode": Feature("parallelism.mode", lambda c, d: c.parallelism.mode == "validate"),
     "full recompute": Feature("activation_checkpoint.mode", lambda c, d: c.activation_checkpoint.mode == "full"),
     "compile": Feature("compile.enable", lambda c, d: c.compile.enable),

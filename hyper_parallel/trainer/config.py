@@ -30,7 +30,7 @@ from hyper_parallel.config.sections import (
 )
 from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.capabilities import capability_faults
-from hyper_parallel.distributed.topology import given_degrees, resolve_degrees
+from hyper_parallel.distributed.topology import Degrees, given_degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
 from hyper_parallel.trainer.pipeline_faults import pipeline_faults
@@ -115,13 +115,15 @@ class TrainerConfig(Configurable.Config):
         yield from _loss_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
-        if min(p.dp_replicate, p.cp, p.tp, p.pp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
-            is_dp_known = p.dp_shard != -1
+        if min(p.dp_replicate, p.cp, p.tp, p.pp, p.ep) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
-                degrees, is_dp_known = resolve_degrees(p, world_size), True
+                degrees = resolve_degrees(p, world_size)
             except ConfigError as error:
                 yield from error.faults
-                degrees = given_degrees(p)
+                degrees, is_dp_known = given_degrees(p), p.dp_shard != -1
+            else:
+                is_dp_known = True
+                yield from _expert_faults(self, degrees)
             dp_size = degrees.dp_replicate * degrees.dp_shard
             faults = list(_batch_faults(self.training, dp_size)) if is_dp_known else []
             yield from faults
@@ -160,11 +162,24 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         except ConfigError as error:
             yield from error.faults
         else:
-            for axis, kind in (("cp", "context"), ("tp", "tensor")):
+            for axis, kind in (("cp", "context"), ("tp", "tensor"), ("ep", "expert")):
                 degree = getattr(config.parallelism, axis)
                 if degree > 1 and not model.sharding:
                     fact = f"{degree}, but {spec.name} has no {kind}-parallel plan"
                     yield Fault(f"parallelism.{axis}", fact, "set 1, or choose another model")
+
+
+def _expert_faults(config: TrainerConfig, degrees: Degrees) -> Iterator[Fault]:
+    """FSDP splits no dim but the first into parts that differ, and the first is that of the experts."""
+    ep, hidden = config.parallelism.ep, getattr(config.model_spec and config.model_spec.model, "hidden_size", None)
+    efsdp = degrees.dp_shard * degrees.cp // ep
+    if ep > 1 and hidden is not None and hidden % efsdp:
+        yield Fault(
+            "parallelism.ep",
+            f"dp_shard {degrees.dp_shard} x cp {degrees.cp} / ep {ep} = {efsdp} ranks store each expert, and that does "
+            f"not divide the model's hidden_size {hidden}",
+            f"change them so that it does, as ep {degrees.dp_shard * degrees.cp} would",
+        )
 
 
 def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:

@@ -37,6 +37,10 @@ CASES: dict[int, dict[str, SpreadCase]] = {
         "tp, sp, zbv, recompute": SpreadCase(TP | SP | ZBV, 2, sizes=LAYERS, recompute=True),
         "tp, lp, tied, zbv, validate, recompute": SpreadCase(TP | LP | ZBV | VALIDATE, 2, sizes=TIED, recompute=True),
         "tp, tied, dualpipev": SpreadCase(TP | DUALPIPEV, 2, sizes=TIED),
+        "shard 2, ep, interleaved, recompute": SpreadCase(
+            {"pp": 2, "dp_shard": 2, "ep": 2} | INTERLEAVED, 1, sizes=LAYERS, recompute=True
+        ),
+        "shard 2, ep, tied, zbv": SpreadCase({"pp": 2, "dp_shard": 2, "ep": 2} | ZBV, 1, sizes=TIED),
         "ring, rows of 29": SpreadCase(CP, 2, sizes=LAYERS, seq_len=29),
         "ulysses, tied, zbv, recompute": SpreadCase(CP | ULYSSES | ZBV, 2, sizes=TIED, recompute=True),
         "all-gather, interleaved, dense, pad": SpreadCase(
