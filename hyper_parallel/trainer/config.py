@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.components.checkpoint import CheckpointManager
+from hyper_parallel.components.checkpoint import CheckpointManager, complete_steps, own_checkpoint
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import AutoCELoss, BaseLoss
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
@@ -29,6 +29,7 @@ from hyper_parallel.config.sections import (
     TrainingConfig,
 )
 from hyper_parallel.config.target import Target
+from hyper_parallel.distributed.activation_checkpoint import activation_checkpoint_faults
 from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import Degrees, given_degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
@@ -111,8 +112,10 @@ class TrainerConfig(Configurable.Config):
         """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
         yield from _model_faults(self)
         yield from _tokenizer_faults(self)
-        yield from _initial_weights_faults(self)
+        yield from _weights_faults(self)
+        yield from _seed_faults(self, world_size)
         yield from _loss_faults(self)
+        yield from activation_checkpoint_faults(self.activation_checkpoint, self.compile)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
         if min(p.dp_replicate, p.cp, p.tp, p.pp, p.ep) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
@@ -201,12 +204,19 @@ def _tokenizer_faults(config: TrainerConfig) -> Iterator[Fault]:
         yield from folder_faults(Path(folder), "hf_assets_path")
 
 
-def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
+def _weights_faults(config: TrainerConfig) -> Iterator[Fault]:
     checkpoint, spec = config.checkpoint, config.model_spec
-    if not isinstance(checkpoint, CheckpointManager.Config) or checkpoint.load_from is None:
+    if not isinstance(checkpoint, CheckpointManager.Config):
+        return
+    if checkpoint.export_hf != "none" and spec is not None and spec.state_dict_adapter is None:
+        fact = f"{checkpoint.export_hf}, but {spec.name} has no state_dict_adapter to name its weights with"
+        yield Fault("checkpoint.export_hf", fact, "set none")
+    if checkpoint.load_from is None:
         return
     if spec is None or spec.model is None or any(fault.path == "load_from" for fault in checkpoint.faults()):
         return  # which is told elsewhere
+    if own_checkpoint(Path(checkpoint.load_from)) is not None:
+        return  # it has the model's own names; whether they are the same is seen when all is built
     if spec.state_dict_adapter is None:
         fact = f"{checkpoint.load_from} is given, but {spec.name} has no state_dict_adapter to read it with"
         yield Fault("checkpoint.load_from", fact, "leave it out")
@@ -215,6 +225,19 @@ def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
         spec.state_dict_adapter(spec.model).hf_differences(Path(checkpoint.load_from))
     except ConfigError as error:
         yield from error.faults
+
+
+def _seed_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
+    checkpoint = config.checkpoint
+    if not isinstance(checkpoint, CheckpointManager.Config) or not checkpoint.create_seed:
+        return
+    if world_size > 1:
+        fact = f"True, but {world_size} ranks were started"
+        yield Fault("checkpoint.create_seed", fact, "start one process, and the ranks with load_from its dump folder")
+    root = Path(config.dump_folder) / checkpoint.folder
+    if steps := complete_steps(root):
+        fact = f"True, but {root} holds checkpoints of the steps {', '.join(map(str, steps))}"
+        yield Fault("checkpoint.create_seed", fact, "give another dump_folder")
 
 
 def _profiler_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:

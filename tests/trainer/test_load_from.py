@@ -244,11 +244,8 @@ def test_another_size_is_refused_by_name_on_every_rank(folders: Path, started: A
 # Faults before anything is created
 
 
-def make_run_folder(path: Path, folders: Path) -> None:
-    config = tiny_config(path, steps=1)
-    config.checkpoint = CheckpointManager.Config()
-    train(config)
-    (path / "config.json").write_text("{}")
+def unfinished(path: Path, folders: Path) -> None:
+    (path / "step-1").mkdir(parents=True)
 
 
 def without_weights(path: Path, folders: Path) -> None:
@@ -268,16 +265,17 @@ def sliding(path: Path, folders: Path) -> None:
     [
         (lambda path, folders: None, "", "checkpoint.load_from: {path} is missing; give a folder that transformers'"),
         (lambda path, folders: path.touch(), "", "checkpoint.load_from: {path} is not a folder; "),
-        (lambda path, folders: path.mkdir(), "", "checkpoint.load_from: {path} holds no config.json of a Hugging Face"),
         (
-            make_run_folder,
+            lambda path, folders: path.mkdir(),
             "",
-            "checkpoint.load_from: {path} holds no config.json of a Hugging Face model; checkpoints of",
+            "checkpoint.load_from: {path} holds neither the config.json of a Hugging Face model nor a complete "
+            "checkpoint; give a folder that transformers'",
         ),
         (
-            make_run_folder,
-            "checkpoint/step-1",
-            "checkpoint.load_from: {path}/checkpoint/step-1 holds no config.json of",
+            unfinished,
+            "step-1",
+            "checkpoint.load_from: {path}/step-1 is not a complete checkpoint: it has no complete.json, so its save "
+            "did not finish; ",
         ),
         (without_weights, "", "checkpoint.load_from: no weights at {path}/model.safetensors; give a folder"),
         (sliding, "", "{path}/config.json.use_sliding_window: True: sliding windows are not implemented; "),
@@ -309,6 +307,10 @@ def test_a_model_without_names_for_hugging_face(folders: Path, tmp_path: Path) -
     (fault,) = config.cross_faults(1)
     fact = f"{folders / 'dense'} is given, but qwen3 has no state_dict_adapter to read it with"
     assert str(fault) == f"checkpoint.load_from: {fact}; leave it out"
+    config.checkpoint.load_from, config.checkpoint.enable, config.checkpoint.export_hf = None, True, "every"
+    (fault,) = config.cross_faults(1)
+    fact = "every, but qwen3 has no state_dict_adapter to name its weights with"
+    assert str(fault) == f"checkpoint.export_hf: {fact}; set none"
     with config.build() as trainer, pytest.raises(CheckpointError, match="give its ModelSpec a state_dict_adapter"):
         trainer.checkpointer.export_hf(tmp_path / "export")
 
