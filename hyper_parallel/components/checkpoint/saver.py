@@ -54,13 +54,16 @@ class Saver:
     def __init__(self, root: Path, mode: AsyncMode) -> None:
         self._root, self._mode = root, mode
         self._running: _Running | None = None
+        """Of the last `start`, until all ranks have waited for it."""
+        self._noticed = False
+        """Whether this rank knows that it is complete: the others may not yet."""
         self._group: dist.ProcessGroup | None = None
         self._stager: Any = None
 
     @property
     def running_step(self) -> int | None:
         """The step that is being written; None: there is none."""
-        return None if self._running is None else self._running.step
+        return None if self._running is None or self._noticed else self._running.step
 
     def start(self, step: int, state: Callable[[], dict[str, Any]], about: dict[str, Any]) -> None:
         """Begins to save what `state` returns, once the save before it has ended.
@@ -86,11 +89,11 @@ class Saver:
             writing = together(lambda: self._write(folder, attempt, state(), about), CheckpointError)
         except CheckpointError as error:
             self._fail(step, attempt, error)
-        self._running = _Running(step, attempt, start, time.perf_counter() - start, writing)
+        self._running, self._noticed = _Running(step, attempt, start, time.perf_counter() - start, writing), False
 
     def finish(self, *, wait: bool) -> SavedStep | None:
-        """The step that was begun and is now complete. None: there is none, or, without `wait`, it is not yet known to
-        be.
+        """The step that was begun and is now complete, once. None: there is none, or it was returned before, or,
+        without `wait`, it is not yet known to be.
 
         Without `wait` no rank looks at another, and an error is left for the call with it.
 
@@ -100,8 +103,9 @@ class Saver:
         running = self._running
         if running is None:
             return None
-        if not wait and (not running.write.done() or running.write.exception() is not None):
+        if not wait and (self._noticed or not running.write.done() or running.write.exception() is not None):
             return None
+        noticed, self._noticed = self._noticed, True
         waited = 0.0
         if wait:
             start = time.perf_counter()
@@ -118,7 +122,9 @@ class Saver:
                 self._running = None
                 self._fail(running.step, running.attempt, error)
             waited = time.perf_counter() - start if self._mode != "none" else 0.0
-        self._running = None
+            self._running = None
+            if noticed:
+                return None
         seconds = running.stall_seconds if self._mode == "none" else time.perf_counter() - running.start
         return SavedStep(running.step, seconds, running.stall_seconds + waited)
 

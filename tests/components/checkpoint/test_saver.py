@@ -88,6 +88,28 @@ def test_without_waiting_a_step_is_complete_when_it_is(tmp_path: Path, monkeypat
     run.manager.close()
 
 
+def _noticed_on_rank_0_alone(folder: str) -> list[str]:
+    from hyper_parallel.components.checkpoint.saver import Saver
+
+    run = Run(folder, async_mode="thread", interval_steps=2)
+    assert run.manager.maybe_save(2)
+    run.manager._saver._running.write.result()
+    finish = Saver.finish
+    if dist.get_rank() == 1:
+        Saver.finish = lambda self, *, wait: finish(self, wait=True) if wait else None
+    assert not run.manager.maybe_save(3)
+    assert (run.manager.last_step, run.manager.last_complete_step) == (2, 2 if dist.get_rank() == 0 else None)
+    assert run.manager.maybe_save(4)
+    run.manager.wait()
+    run.manager.close()
+    return [run.manager.last_complete_step, sorted(path.name for path in (Path(folder) / "checkpoint").iterdir())]
+
+
+def test_ranks_that_notice_the_end_of_a_save_at_different_steps_go_on_together(tmp_path: Path) -> None:
+    results = run_world(2, _noticed_on_rank_0_alone, str(tmp_path), timeout=40)
+    assert results == [[4, ["step-2", "step-4"]]] * 2
+
+
 def _fails_on_rank_1(folder: str) -> list[str]:
     from hyper_parallel.components.checkpoint.step_writer import StepWriter
 
