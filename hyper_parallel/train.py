@@ -29,8 +29,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") 
     words = sys.argv[1:] if argv is None else argv
     try:
         config = manager.load(HyperTrainer.Config, words, world_size=launched_world_size(), prog=prog)
-        manager.save(config)
+        save = manager.saving(config)
         with config.build() as trainer:
+            save()  # a run that is refused until here leaves the files of the last one as they are
             trainer.train()
     except BrokenPipeError:
         raise

@@ -27,8 +27,9 @@ class LLMTrainer(HyperTrainer):
 
     def _open(self, config: TrainerConfig) -> None:
         config = manager.finish(config, launched_world_size())
-        manager.save(config)
+        save = manager.saving(config)
         super().__init__(config)
+        save()
 
     def train(self) -> None:
         """Trains to the end, then ends writers and threads and leaves the process group."""

@@ -32,6 +32,7 @@ from hyper_parallel.distributed.process_group import init_distributed, launched_
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.environment import prepare_environment
 from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.trainer import dump_folder
 from hyper_parallel.trainer.callbacks import (
     Callback,
     CallbackHandler,
@@ -70,10 +71,10 @@ def set_up_logging(global_rank: int) -> None:
 
 
 def set_up_process(config: TrainerConfig) -> ParallelDims:
-    """Step 1: device, determinism, process group, logging, mesh, random seed.
+    """Step 1: device, dump folder, determinism, process group, logging, mesh, random seed.
 
     Raises:
-        ConfigError: the device does not compute in a configured type.
+        ConfigError: the device does not compute in a configured type, or another run writes in the dump folder.
     """
     platform, training = get_platform(), config.training
     raise_faults(
@@ -82,6 +83,7 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
         if ((dtype := getattr(training, name)) == "float64" and not platform.supports_float64)
         or (dtype == "bfloat16" and not platform.bf16_supported())
     )
+    dump_folder.hold(config.dump_folder)
     prepare_environment(deterministic=config.debug.deterministic, timeout_seconds=config.comm.timeout_seconds)
     platform.set_device()
     platform.set_deterministic(config.debug.deterministic)

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,8 @@ def kill(launcher: subprocess.Popen[bytes], *, everyone: bool) -> None:
     if everyone:
         launcher.kill()
     for pid in ranks if everyone else ranks[-1:]:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -70,17 +73,19 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(mode: str, tmp_path: Path)
     assert straight.wait(timeout=200) == 0
     seconds = time.monotonic() - begun
     instants = random.Random(mode)
-    killed, folder = 0, tmp_path / "killed"
+    killed, folders = 0, (tmp_path / f"killed{i}" for i in count())
+    folder = next(folders)
     while killed < KILLS:
         process = start(folder, mode)
         time.sleep(instants.uniform(0.9 * until_training, seconds))
-        if process.poll() is not None:  # it was faster
-            assert process.returncode == 0
-            folder = folder.with_name(f"killed{killed}")
-            continue
-        kill(process, everyone=bool(killed % 2))
-        assert process.wait(timeout=60) != 0
-        killed += 1
+        if process.poll() is None:
+            kill(process, everyone=bool(killed % 2))
+        elif process.returncode != 0:
+            pytest.fail(f"ended with {process.returncode} before it was killed")
+        if process.wait(timeout=60) == 0:  # it was faster
+            folder = next(folders)
+        else:
+            killed += 1
     assert start(folder, mode).wait(timeout=200) == 0
     assert deterministic(metrics(folder)) == deterministic(metrics(tmp_path / "straight"))
     expected, found = weights(tmp_path / "straight"), weights(folder)
