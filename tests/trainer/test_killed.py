@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,15 +48,15 @@ def kill(launcher: subprocess.Popen[bytes], *, everyone: bool) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Those of the last step, and its optimizer state."""
+def weights(folder: Path, step: int = STEPS) -> dict[str, Any]:
+    """Those of the last `step`, and its optimizer state."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
     root = folder / "checkpoint"
-    assert complete_steps(root)[-1] == STEPS
+    assert complete_steps(root)[-1] == step
     state = _load_state_dict_from_keys(
-        {"model", "optimizer"}, storage_reader=dcp.FileSystemReader(step_folder(root, STEPS))
+        {"model", "optimizer"}, storage_reader=dcp.FileSystemReader(step_folder(root, step))
     )
     return {f"{group}.{name}": value for group, of in state.items() for name, value in of.items()}
 
@@ -88,7 +89,10 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(mode: str, tmp_path: Path)
             killed += 1
     assert start(folder, mode).wait(timeout=200) == 0
     assert deterministic(metrics(folder)) == deterministic(metrics(tmp_path / "straight"))
-    expected, found = weights(tmp_path / "straight"), weights(folder)
+    assert_equal(weights(tmp_path / "straight"), weights(folder))
+
+
+def assert_equal(expected: dict[str, Any], found: dict[str, Any]) -> None:
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         same = torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name]
