@@ -34,13 +34,15 @@ class SavedStep:
     """The part of `seconds` in which the training waited."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Running:
     step: int
     attempt: str
     start: float
     stall_seconds: float
     write: Future[Any]
+    is_told: bool = False
+    """Whether `finish` has given it back as complete."""
 
 
 class Saver:
@@ -59,7 +61,7 @@ class Saver:
 
     @property
     def running_step(self) -> int | None:
-        """The step that is being written; None: there is none."""
+        """The step that was begun and not yet waited for; None: there is none."""
         return None if self._running is None else self._running.step
 
     def start(self, step: int, state: Callable[[], dict[str, Any]], about: dict[str, Any]) -> None:
@@ -89,10 +91,11 @@ class Saver:
         self._running = _Running(step, attempt, start, time.perf_counter() - start, writing)
 
     def finish(self, *, wait: bool) -> SavedStep | None:
-        """The step that was begun and is now complete. None: there is none, or, without `wait`, it is not yet known to
-        be.
+        """The step that was begun and is now complete, once. None: there is none, or, without `wait`, it is not yet
+        known to be.
 
-        Without `wait` no rank looks at another, and an error is left for the call with it.
+        Without `wait` no rank looks at another, and an error is left for the call with it. Ranks learn at different
+        moments that a step is complete, so each step is waited for in the end, by those too that know.
 
         Raises:
             CheckpointError: with `wait`, on every rank: it could not be written; older checkpoints are as they were.
@@ -100,9 +103,9 @@ class Saver:
         running = self._running
         if running is None:
             return None
-        if not wait and (not running.write.done() or running.write.exception() is not None):
+        if not wait and (running.is_told or not running.write.done() or running.write.exception() is not None):
             return None
-        waited = 0.0
+        waited, was_told = 0.0, running.is_told
         if wait:
             start = time.perf_counter()
 
@@ -118,7 +121,10 @@ class Saver:
                 self._running = None
                 self._fail(running.step, running.attempt, error)
             waited = time.perf_counter() - start if self._mode != "none" else 0.0
-        self._running = None
+            self._running = None
+        running.is_told = True
+        if was_told:
+            return None
         seconds = running.stall_seconds if self._mode == "none" else time.perf_counter() - running.start
         return SavedStep(running.step, seconds, running.stall_seconds + waited)
 
