@@ -129,7 +129,7 @@ class CheckpointManager(Configurable):
         self._saver = Saver(self._root, config.async_mode)
         self._last_complete_step: int | None = None
         self._last_save_time = time.monotonic()
-        self._by_time = AgreedStep("checkpoint")
+        self._by_time = AgreedStep()
         self._figures: dict[str, float | None] = {}
         self._singles = {"lr_schedulers": lr_schedulers, "dataloader": dataloader, "train_state": train_state}
 
