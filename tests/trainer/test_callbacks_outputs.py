@@ -166,6 +166,14 @@ def test_no_step_is_saved_twice(tmp_path: Path) -> None:
     assert [step for _, moment, step in trainer.notes if moment == "on_save"] == [2, 3, 4, 6]
 
 
+def test_a_step_that_a_callback_saved_is_exported_too(tmp_path: Path) -> None:
+    config = watched(tmp_path, CheckpointCallback.Config(save_steps=2), steps=4)
+    config.checkpoint = CheckpointManager.Config(export_hf="last")
+    with config.build() as trainer:
+        trainer.train()
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["step-2", "step-4", "step-4-hf"]
+
+
 def test_a_run_that_dies_right_after_such_a_save_resumes_in_the_same_bits(tmp_path: Path) -> None:
     config = watched(tmp_path / "stopped", CheckpointCallback.Config(save_steps=4))
     config.checkpoint = CheckpointManager.Config()

@@ -161,17 +161,19 @@ class CheckpointManager(Configurable):
         return None if step is None else storage.step_folder(self._root, step)
 
     def maybe_save(self, step: int, *, last: bool = False, validation_loss: float | None = None) -> bool:
-        """Saves if `step` is due or the `last` one; returns whether it did."""
+        """Saves if `step` is due or the `last` one, and not saved already; returns whether it did."""
         if not self._config.enable:
             return False
         self._take(self._saver.finish(wait=False))
         # Asked at every step, on every rank, so that all see the same.
         due = self._due_by_time(step) or last or step % self._config.interval_steps == 0
-        if due:
+        saves = due and self.last_step != step
+        if saves:
             self.save(step, validation_loss=validation_loss)
-        if (self._config.export_hf == "every" and due) or (self._config.export_hf == "last" and last):
+        is_saved = self.last_step == step
+        if (self._config.export_hf == "every" and is_saved) or (self._config.export_hf == "last" and last):
             self.export_hf(self._root / f"step-{step}-hf")
-        return due
+        return saves
 
     def save(self, step: int, *, validation_loss: float | None = None) -> None:
         """Writes the checkpoint of `step`, and removes what `keep_latest_k` does not keep once it is complete.
