@@ -216,7 +216,12 @@ class CheckpointManager(Configurable):
         return figures
 
     def close(self) -> None:
-        """Ends what writes behind the training. What is being written must have been waited for."""
+        """Waits for what is being written, and ends what writes behind the training. Every rank calls it.
+
+        Raises:
+            CheckpointError: see `wait`.
+        """
+        self.wait()
         self._saver.close()
 
     def _due_by_time(self, step: int) -> bool:
