@@ -14,7 +14,7 @@ from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_lea
 from hyper_parallel.distributed.pipeline_plan import layer_faults
 from hyper_parallel.models.common.attention import Attention
 from hyper_parallel.models.common.documents import DocumentGroups, WholeRows
-from hyper_parallel.models.common.embedding import Embedding, TiedHead
+from hyper_parallel.models.common.embedding import Embedding, TiedHead, WholeVocabulary
 from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.linear import Linear
 from hyper_parallel.models.common.moe import LoadBalancing, MoE, RouterStats, summed
@@ -242,6 +242,7 @@ class Decoder(BaseModel):
             ).build()
         self.rows = WholeRows.Config().build()
         self.balance = LoadBalancing.Config().build()
+        self.vocabulary = WholeVocabulary.Config(vocab_size=config.vocab_size).build()
         self.logits_output = Output.Config().build()
         self.loss_output = Output.Config().build()
         self.experts_of_layer = {
@@ -289,7 +290,8 @@ class Decoder(BaseModel):
             output = output._replace(aux_loss_sum=self.balance_coefficient * balance_B.sum())
         head = TiedHead(self.embed_tokens) if self.config.tie_word_embeddings else self.lm_head
         if loss_fn is None:
-            return output._replace(logits=self.logits_output(hidden_BTC, head))
+            logits_BTV = self.logits_output(hidden_BTC, lambda hidden_BTC: self.vocabulary(head(hidden_BTC)))
+            return output._replace(logits=logits_BTV)
         if rows.labels_BT is None:
             raise ValueError("loss_fn is given without labels_BT")
         loss_sum = self.loss_output(hidden_BTC, lambda hidden_BTC: loss_fn(hidden_BTC, head, rows.labels_BT))
