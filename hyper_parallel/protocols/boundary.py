@@ -91,10 +91,16 @@ def bind_root(module: nn.Module) -> None:
     meet between modules, and hands out whole local tensors."""
     forward = module.forward
 
+    def handed_out(x: Any) -> Any:
+        if hasattr(x, "full_tensor"):
+            return x.full_tensor()
+        # FSDP and pipelines change what a model hands out in place, which the local part of a DTensor, a view, forbids.
+        return x.clone() if isinstance(x, torch.Tensor) and x._is_view() else x
+
     def rooted(*args: Any, **kwargs: Any) -> Any:
         with _EqualPlacements():
             output = forward(*args, **kwargs)
-        return tree_map(lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x, output)
+        return tree_map(handed_out, output)
 
     module.forward = rooted
 

@@ -55,6 +55,11 @@ def stream(parallelism: ParallelismConfig) -> NamedPlacement:
     return split(SEQUENCE) if parallelism.sequence_parallel else whole()
 
 
+def sequence_ranks(parallelism: ParallelismConfig) -> int:
+    """Ranks that each have a part of the tokens of the residual stream."""
+    return parallelism.tp if parallelism.sequence_parallel else 1
+
+
 def column_linear(*, bias: bool) -> ShardingConfig:
     """Each rank makes a part of the output features of the whole input."""
     states = {"weight": split(ROW)} | ({"bias": split(ROW)} if bias else {})
@@ -193,6 +198,15 @@ def vocabulary_plan(config: Decoder.Config, parallelism: ParallelismConfig) -> S
     if not config.tie_word_embeddings:
         plan["lm_head"] = ShardingConfig(state_shardings={"weight": rows}, local_map=LocalMap())
     return plan
+
+
+def handover_plan(parallelism: ParallelismConfig) -> ShardingPlan:
+    """Between the parts of a pipeline the residual stream stays as it lies: a rank hands on what it has of it."""
+    place = stream(parallelism)
+    return {
+        "handed_in": ShardingConfig(in_src={"hidden_BTC": place}, out_src=(place,)),
+        "handed_on": ShardingConfig(in_src={"hidden_BTC": place}, local_map=LocalMap()),
+    }
 
 
 def expert_faults(config: Decoder.Config, parallelism: ParallelismConfig) -> Iterator[Fault]:
