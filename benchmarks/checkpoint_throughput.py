@@ -20,6 +20,7 @@ from hyper_parallel.models.qwen3 import create_model_spec
 
 TIMES_RAW, TIMES_SAVE_FILE, STALL_SHARE = 0.9, 0.8, 0.1
 ROUNDS = 5
+TOKENS = 512
 SIZES = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -51,8 +52,13 @@ class _Run:
         self.optimizers.step()
         self.folder, self.adapter = folder, spec.state_dict_adapter(spec.model)
 
+    def compute_gradients(self) -> None:
+        """What a step does between a save and its change of weights."""
+        ids = torch.arange(TOKENS)[None]
+        self.model(ids, labels_BT=ids, loss_fn=lambda hidden_BTC, *_, **__: hidden_BTC.sum()).loss_sum.backward()
+
     def manager(self, **config: Any) -> CheckpointManager:
-        return CheckpointManager.Config(keep_latest_k=1, **config).build(
+        return CheckpointManager.Config(**config).build(
             dump_folder=str(self.folder),
             sd_adapter=self.adapter,
             tokenizer=None,
@@ -85,11 +91,18 @@ def measure(folder: Path, *, quick: bool) -> Report:
         timed("save", lambda step=number: manager.save(step))
         timed("raw save", lambda: dcp.save(state, storage_writer=dcp.FileSystemWriter(work / "raw"), no_dist=True))
         timed("stall", lambda step=number: behind.save(step))
+        run.compute_gradients()
+        start = time.perf_counter()
+        behind.wait_copied()
+        seconds["stall"][-1] += time.perf_counter() - start
         behind.wait()
         timed("load", manager.load)
         timed("raw load", lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(work / "raw"), no_dist=True))
+        for left in (run.folder / "export", work / "file", *run.folder.glob("*/step-*")):
+            shutil.rmtree(left, ignore_errors=True)
+        (work / "file").mkdir()
         timed("export", lambda: manager.export_hf(run.folder / "export"))
-        timed("save_file", lambda: save_file(tensors, work / "model.safetensors"))
+        timed("save_file", lambda: save_file(tensors, work / "file" / "model.safetensors"))
     behind.close()
 
     def rates(name: str, of_bytes: int) -> list[float]:
@@ -107,7 +120,7 @@ def measure(folder: Path, *, quick: bool) -> Report:
             TIMES_SAVE_FILE,
         ),
         Gate(
-            what="what training waits for, async_mode thread / none",
+            what=f"what training waits for, async_mode thread / none, {TOKENS} tokens a step",
             unit="seconds",
             ours=seconds["stall"],
             theirs=seconds["save"],

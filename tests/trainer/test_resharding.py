@@ -1,4 +1,4 @@
-"""A run that is stopped under one parallelism goes on under every other one, on the curve of one that is not stopped."""
+"""A run that is stopped under one parallelism goes on under every other one, on the curve of an undisturbed one."""
 
 from __future__ import annotations
 
