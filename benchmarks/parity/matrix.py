@@ -1,0 +1,116 @@
+"""Which combinations are run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Hashable
+from typing import Any
+
+from benchmarks.parity.combination import DEGREES, MODELS, Combination, layouts, literals
+from benchmarks.parity.covering import Choice, Space, cover
+from hyper_parallel.components.data import TextDataLoader
+from hyper_parallel.config.sections import ActivationCheckpointConfig, ParallelismConfig
+from hyper_parallel.distributed.capabilities import features_of
+from hyper_parallel.distributed.topology import resolve_degrees
+
+WORLD_SIZES = (2, 4, 8)
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "layout": layouts(WORLD_SIZES),
+    "micro_batches": (1, 2, 4),
+    "compile": (False, True),
+    "cp_method": literals(ParallelismConfig, "cp_method"),
+    "pp_schedule": ("1f1b", *(x for x in literals(ParallelismConfig, "pp_schedule") if x != "1f1b")),
+    "sequence_parallel": (False, True),
+    "loss_parallel": (False, True),
+    "mode": literals(ParallelismConfig, "mode"),
+    "recompute": literals(ActivationCheckpointConfig, "mode"),
+    "swap": (False,),
+    "model": tuple(MODELS),
+    "packing": ("concat", "pad", "best_fit"),
+    "cpu_offload": (False, True),
+    "loss": ("whole", "chunked"),
+    "reshard_after_forward": (None, True, False),
+}
+"""Values of each factor. A layout is a value for each of DEGREES."""
+FLEXIBLE = ("layout", "micro_batches", "compile")
+
+NAMED: tuple[Choice, ...] = tuple(
+    {"layout": dict.fromkeys(DEGREES, 1) | degrees}
+    for degrees in (
+        {"tp": 2, "cp": 2, "dp_shard": 2},
+        {"tp": 2, "cp": 2, "dp_shard": 2, "ep": 4},
+        {"tp": 2, "dp_shard": 4, "ep": 2},
+        {"pp": 2, "tp": 2, "dp_shard": 2},
+        {"pp": 2, "dp_shard": 4, "ep": 2},
+        {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    )
+)
+"""Layouts of 8 ranks that are run in any case: tp x cp x dp; tp x ep x dp, with experts over dp and cp, and over dp;
+pp x tp x dp; pp x ep x dp; hsdp x tp."""
+
+_DEPENDENT = {
+    "cp_method": "cp",
+    "pp_schedule": "pp",
+    "sequence_parallel": "tp",
+    "loss_parallel": "tp",
+    "mode": "tp",
+}
+"""Settings that mean nothing where this degree is 1."""
+
+
+def combination(choice: Choice) -> Combination:
+    """The run of a value for every factor."""
+    rest = {name: value for name, value in choice.items() if name != "layout"}
+    return Combination(**choice["layout"], **rest)
+
+
+@functools.cache
+def is_legal(run: Combination) -> bool:
+    """Whether a run takes the combination. What is set without an effect is left to the run's own tests."""
+    idle = (name for name, degree in _DEPENDENT.items() if getattr(run, degree) == 1)
+    return not any(name in run.items() for name in idle) and not run.faults()
+
+
+def settings(run: Combination) -> list[tuple[str, Hashable]]:
+    """What a combination sets, as far as it has an effect."""
+    names = [*DEGREES, *(name for name in FACTORS if name != "layout")]
+    effective = [name for name in names if getattr(run, _DEPENDENT.get(name, ""), 2) > 1]
+    return [("ranks", run.world_size), *((name, getattr(run, name)) for name in effective)]
+
+
+@functools.cache
+def setting_pairs(run: Combination) -> frozenset[Hashable]:
+    """Every two settings that occur together."""
+    return frozenset(itertools.combinations(settings(run), 2))
+
+
+@functools.cache
+def feature_pairs(run: Combination) -> frozenset[Hashable]:
+    """Every two features of the capability table that occur together."""
+    config = run.config("unused", 50)
+    used = features_of(config, resolve_degrees(config.parallelism, run.world_size))
+    return frozenset(map(frozenset, itertools.combinations(used, 2)))
+
+
+def whole_matrix() -> list[Combination]:
+    """NAMED, and what it takes for every two values of different factors to occur together, on every number of ranks,
+    unless they are refused."""
+    space = Space(
+        FACTORS,
+        FLEXIBLE,
+        lambda choice: is_legal(combination(choice)),
+        lambda choice: setting_pairs(combination(choice)),
+    )
+    return [combination(choice) for choice in cover(space, NAMED)]
+
+
+def short_matrix(sizes: tuple[int, ...] = (2, 4)) -> list[Combination]:
+    """What it takes for every two features of the capability table to occur together, unless they are refused."""
+    space = Space(
+        FACTORS | {"layout": layouts(sizes)},
+        FLEXIBLE,
+        lambda choice: is_legal(combination(choice)),
+        lambda choice: feature_pairs(combination(choice)),
+    )
+    return [combination(choice) for choice in cover(space)]
