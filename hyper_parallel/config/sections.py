@@ -118,7 +118,8 @@ class ParallelismConfig(ConfigNode):
     pp_head_layers: float = 1.0
     """Layers that the last norm, the output matrix and the loss count as."""
     ep: int = setting(1, aliases=("expert_parallel_degree", "accelerator.ep_size"))
-    """Expert-parallel degree."""
+    """Expert-parallel degree: ranks that hold different experts, to which tokens are sent. It adds no ranks: of the
+    dp_shard x cp ranks, every ep neighbours share the experts, and dp_shard x cp / ep ranks the matrices of each."""
     reshard_after_forward: bool | None = None
     """Free gathered parameters between forward and backward: less memory, one more all-gather a layer. None: do so,
     except in a pipeline, where it would be done for every micro-batch."""
@@ -131,14 +132,13 @@ class ParallelismConfig(ConfigNode):
 
     def smallest_world_size(self) -> int:
         """Ranks that the degrees ask for, with one for a dp_shard of -1."""
-        return self.dp_replicate * max(self.dp_shard, 1) * self.tp * self.cp * self.pp
+        fewest = self.ep // math.gcd(self.ep, self.cp)  # ep divides dp_shard x cp
+        return self.dp_replicate * (fewest if self.dp_shard == -1 else self.dp_shard) * self.tp * self.cp * self.pp
 
     def faults(self) -> Iterator[Fault]:
         yield from at_least(self, 1, "dp_replicate", "tp", "cp", "pp", "ep")
         if self.dp_shard != -1 and self.dp_shard < 1:
             yield Fault("dp_shard", f"{self.dp_shard} is neither -1 nor above 0", "give -1 for all ranks that are left")
-        if self.ep > 1:
-            yield Fault("ep", f"{self.ep} is not supported yet", "set 1; use dp_replicate, dp_shard, cp, tp and pp")
         if self.cp_method != "ring" and self.cp == 1:
             yield Fault("cp_method", f"{self.cp_method}, but cp is 1: rows are whole", "set cp above 1 or ring")
         for name in ("sequence_parallel", "loss_parallel"):

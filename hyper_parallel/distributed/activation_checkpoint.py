@@ -7,6 +7,7 @@ from functools import partial
 from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel.config.sections import ActivationCheckpointConfig
+from hyper_parallel.distributed.kept_values import kept_values
 from hyper_parallel.protocols.model import BaseModel
 
 
@@ -16,4 +17,6 @@ def apply_activation_checkpoint(model: BaseModel, config: ActivationCheckpointCo
         return
     for block in model.blocks():
         # The forward, not a wrapping module: initial values and checkpoints go by parameter names.
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=True)
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=True, context_fn=kept_values
+        )

@@ -30,6 +30,7 @@ FEATURES: dict[str, Feature] = {
     "tensor parallel": Feature("parallelism.tp", lambda c, d: d.tp > 1),
     "sequence parallel": Feature("parallelism.sequence_parallel", lambda c, d: c.parallelism.sequence_parallel),
     "loss parallel": Feature("parallelism.loss_parallel", lambda c, d: c.parallelism.loss_parallel),
+    "expert parallel": Feature("parallelism.ep", lambda c, d: c.parallelism.ep > 1),
     "validate mode": Feature("parallelism.mode", lambda c, d: c.parallelism.mode == "validate"),
     "full recompute": Feature("activation_checkpoint.mode", lambda c, d: c.activation_checkpoint.mode == "full"),
     "compile": Feature("compile.enable", lambda c, d: c.compile.enable),
@@ -47,6 +48,7 @@ REFUSED: dict[frozenset[str], str] = {
     frozenset({"pipeline", "context parallel"}): "a sharding plan is for a whole model, not for a part of one",
     frozenset({"pipeline", "sequence parallel"}): "it is a kind of tensor parallel",
     frozenset({"pipeline", "loss parallel"}): "it is a kind of tensor parallel",
+    frozenset({"expert parallel", "pipeline"}): "a sharding plan is for a whole model, not for a part of one",
     frozenset({"pipeline", "validate mode"}): "it is a kind of tensor parallel",
 }
 """Pairs that a run may not use together, and why. All other pairs are supported."""

@@ -5,7 +5,8 @@ Gradients are sums, never averages: the loss that is differentiated is already d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,13 @@ from torch import nn
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.protocols.module import Module
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+PlaceOf = Callable[[nn.Parameter], Any]
+"""The `Shard` by which FSDP splits a parameter. None: by its first dim."""
 
 
 def fsdp_needed(training: TrainingConfig, parallelism: ParallelismConfig, world_size: int) -> bool:
@@ -39,6 +47,8 @@ def apply_fsdp(
 
     Embedding and lm_head share the root's group, so tied weights are one parameter, and lm_head is whole while the
     loss is computed inside the root's forward. Several copies of an unsharded model are the mesh (dp_replicate, 1).
+    Experts that are spread over ranks are sharded within their block over a mesh of their own, efsdp. Their gradients
+    need no other scale: a rank's experts have seen the tokens of all ep ranks, so the sum over efsdp is that of all.
 
     Args:
         param_dtype: of gathered parameters and of the floating-point inputs of blocks.
@@ -63,21 +73,33 @@ def apply_fsdp(
     # Pinned memory needs an accelerator; FSDP's default raises without one.
     offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy()
 
-    def shard(module: nn.Module, reshard: bool, *, cast_inputs: bool) -> None:
+    def shard(
+        module: nn.Module, mesh: DeviceMesh, reshard: bool, *, cast_inputs: bool, place_of: PlaceOf | None = None
+    ) -> None:
         mp_policy = MixedPrecisionPolicy(
             param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=cast_inputs
         )
         fully_shard(
-            module, mesh=mesh, reshard_after_forward=reshard, mp_policy=mp_policy, offload_policy=offload_policy
+            module,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            shard_placement_fn=place_of,
+            mp_policy=mp_policy,
+            offload_policy=offload_policy,
         )
         module.set_gradient_divide_factor(1.0)
         # A plain sum: gloo has no scaling reduction, and a factor would be applied twice on one rank.
         module.set_force_sum_reduction_for_comms(True)
 
     for block in model.blocks():
-        shard(block, reshard_after_forward, cast_inputs=True)
+        for module in block.modules():
+            if isinstance(module, Module) and module.efsdp_states:
+                assert parallel_dims.efsdp_mesh is not None, "experts are spread, so there is a mesh for them"
+                places = {module._parameters[name]: place for name, place in module.efsdp_states.items()}
+                shard(module, parallel_dims.efsdp_mesh, reshard_after_forward, cast_inputs=True, place_of=places.get)
+        shard(block, mesh, reshard_after_forward, cast_inputs=True)
     # Token ids need no cast, and what comes from another stage has its types: sums over tokens are float32.
-    shard(model, False, cast_inputs=False)
+    shard(model, mesh, False, cast_inputs=False)
 
 
 def gradient_sync(model_parts: Iterable[nn.Module], *, last: bool) -> None:

@@ -32,9 +32,13 @@ class ParallelDims:
     """Ranks that hold different parts of the same matrices."""
     pp: int = 1
     """Ranks that hold different layers of one copy."""
+    ep: int = 1
+    """Ranks that hold different experts, neighbours among the dp_shard x cp."""
     _mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
     _fsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
     _cp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+    _expert_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+    _efsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
     _dp_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False)
     _loss_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False)
 
@@ -43,9 +47,9 @@ class ParallelDims:
         """The sizes that `parallelism` means for `world_size` ranks.
 
         Raises:
-            ConfigError: they do not multiply to `world_size`.
+            ConfigError: they do not multiply to `world_size`, or ep does not divide dp_shard x cp.
         """
-        return cls(**resolve_degrees(parallelism, world_size)._asdict())
+        return cls(**resolve_degrees(parallelism, world_size)._asdict(), ep=parallelism.ep)
 
     @property
     def world_size(self) -> int:
@@ -86,6 +90,11 @@ class ParallelDims:
             by_parts = mesh._unflatten(str(MeshAxisName.FSDP), (self.dp_shard, self.cp), parts)
             self._cp_mesh = by_parts[parts[1]]
             self._dp_group = _group_over(by_parts, (*fsdp_axes[:-1], parts[0]), "dp")
+        if self.ep > 1:
+            efsdp, ep = str(MeshAxisName.EFSDP), str(MeshAxisName.EP)
+            by_experts = mesh._unflatten(fsdp_axes[-1], (self.dp_shard * self.cp // self.ep, self.ep), (efsdp, ep))
+            self._efsdp_mesh = by_experts[(*fsdp_axes[:-1], efsdp)]
+            self._expert_mesh = by_experts[(ep, str(MeshAxisName.TP)) if self.tp > 1 else (ep,)]
 
     @property
     def dp_enabled(self) -> bool:
@@ -119,6 +128,23 @@ class ParallelDims:
     def cp_mesh(self) -> DeviceMesh | None:
         """The mesh of the ranks that share rows; None where each has whole ones."""
         return self._cp_mesh
+
+    @property
+    def efsdp_mesh(self) -> DeviceMesh | None:
+        """The mesh of `fully_shard` for experts: the ranks that hold the same ones, behind dp_replicate if there are
+        several copies. None where each rank has all experts."""
+        return self._efsdp_mesh
+
+    @property
+    def expert_mesh(self) -> DeviceMesh | None:
+        """The mesh over whose ranks experts are spread: ep, and tp if their matrices are split too. None where each
+        rank has all experts."""
+        return self._expert_mesh
+
+    @property
+    def ep_mesh(self) -> DeviceMesh | None:
+        """The mesh of the ranks that send each other tokens; None where each has all experts."""
+        return None if self._expert_mesh is None else self._expert_mesh[str(MeshAxisName.EP)]
 
     @property
     def tp_mesh(self) -> DeviceMesh | None:

@@ -23,8 +23,22 @@ def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
     """The degrees that `parallelism` means for `world_size` ranks, with ``dp_shard=-1`` filled in.
 
     Raises:
-        ConfigError: the degrees do not multiply to `world_size`. The fault names every factor.
+        ConfigError: the degrees do not multiply to `world_size`, or ep does not divide the ranks that it spreads
+            experts over. The fault names every factor.
     """
+    degrees = _resolved(parallelism, world_size)
+    spread = degrees.dp_shard * degrees.cp
+    if spread % parallelism.ep:
+        product = _product({"dp_shard": degrees.dp_shard, "cp": degrees.cp})
+        raise ConfigError.one(
+            "parallelism.ep",
+            f"{parallelism.ep} does not divide {product} = {spread}, the ranks that experts are spread over",
+            f"set a divisor of {spread}, or start so many ranks that dp_shard x cp is a multiple of {parallelism.ep}",
+        )
+    return degrees
+
+
+def _resolved(parallelism: ParallelismConfig, world_size: int) -> Degrees:
     dp_replicate, dp_shard = parallelism.dp_replicate, parallelism.dp_shard
     model = {"cp": parallelism.cp, "tp": parallelism.tp, "pp": parallelism.pp}
     model_ranks = math.prod(model.values())

@@ -24,22 +24,32 @@ if TYPE_CHECKING:
 Mode = Literal["production", "validate"]
 
 
-def shard_states(module: Module, plan: ShardingConfig, axis: MeshAxisName, mesh: DeviceMesh) -> None:
+def shard_states(module: Module, plan: ShardingConfig, mesh: DeviceMesh) -> None:
     """Makes every parameter that `module` itself owns a DTensor on `mesh`, each rank keeping its part."""
     from torch.distributed.tensor import distribute_tensor
 
     for name, parameter in module.named_parameters(recurse=False):
-        placement = placed(plan.state_shardings[name], axis)
-        sharded = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        placements = plan.state_shardings[name]
+        sharded = distribute_tensor(parameter.detach(), mesh, _placed_on(mesh, placements), src_data_rank=None)
         module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+        if MeshAxisName.EP in _axes(mesh):
+            module.efsdp_states[name] = placements[MeshAxisName.EFSDP]
 
 
-def read_states_locally(module: Module, plan: ShardingConfig, axis: MeshAxisName) -> None:
+def read_states_locally(module: Module, plan: ShardingConfig, mesh: DeviceMesh) -> None:
     """From now on `module` reads its own parameters as local tensors; their gradients are as `state_grads` says."""
     module.local_states = {
-        name: [placed(plan.state_grads.get(name, placements), axis)]
+        name: _placed_on(mesh, plan.state_grads.get(name, placements))
         for name, placements in plan.state_shardings.items()
     }
+
+
+def _placed_on(mesh: DeviceMesh, placements: NamedPlacement) -> list[Placement]:
+    return [placed(placements, axis) for axis in _axes(mesh)]
+
+
+def _axes(mesh: DeviceMesh) -> list[MeshAxisName]:
+    return [MeshAxisName(name) for name in mesh.mesh_dim_names or ()]
 
 
 def bind_boundary(

@@ -18,8 +18,6 @@ from hyper_parallel.protocols.roles import Role
 from hyper_parallel.protocols.sharding import Placement, ShardingConfig, ShardingPlan
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from hyper_parallel.distributed.parallel_dims import ParallelDims
 
 
@@ -42,6 +40,8 @@ class Module(nn.Module, Configurable):
     """What each parameter that this module itself owns is for."""
     local_states: dict[str, list[Placement]]
     """Parameters of this module itself that it reads as local tensors, and how their gradients are laid out."""
+    efsdp_states: dict[str, Placement]
+    """Parameters of this module itself, spread experts, that FSDP shards over the axis efsdp, and how."""
 
     def __init__(self, config: Configurable.Config) -> None:
         super().__init__()
@@ -49,11 +49,12 @@ class Module(nn.Module, Configurable):
         self.param_init = {}
         self.parameter_roles = {}
         self.local_states = {}
+        self.efsdp_states = {}
 
     def __getattr__(self, name: str) -> Any:
         value: Any = super().__getattr__(name)
         gradient = self.__dict__.get("local_states", {}).get(name)
-        # Outside of forward FSDP keeps parameters on more axes than the plan's one: those are its own, not to be read.
+        # Outside of forward FSDP keeps parameters on more axes than the plan's: those are its own, not to be read.
         if gradient is None or value is None or len(value.placements) > len(gradient):
             return value
         return value.to_local(grad_placements=gradient)
@@ -82,49 +83,53 @@ class Module(nn.Module, Configurable):
             )
 
     def parallelize(self, parallel_dims: ParallelDims, mode: Mode) -> None:
-        """Applies the plan in `config.sharding` over the tensor- and context-parallel axes that the run has, in place.
+        """Applies the plan in `config.sharding` over the tensor-, context- and expert-parallel axes that the run has,
+        in place.
 
         production: below here every tensor is local, and only what the plan declares is communicated. validate:
         DTensors propagate over the tensor-parallel axis and each boundary is compared with the plan, except below a
-        module with a `local_map`. Over the context-parallel axis tensors are local in both: parts of rows are not
-        contiguous, and so no placement of a DTensor.
+        module with a `local_map`. Over the other two tensors are local in both: neither the parts of rows nor the
+        tokens of some experts are a placement of a DTensor.
 
         Raises:
             TypeError: a parameter is in no plan, so its gradients could differ between ranks; or a plan names a
                 module or an argument that is not there. All of them are named.
         """
-        if parallel_dims.tp_mesh is None and parallel_dims.cp_mesh is None:
+        over_tokens = {MeshAxisName.CP: parallel_dims.cp_mesh, MeshAxisName.EP: parallel_dims.ep_mesh}
+        if parallel_dims.tp_mesh is None and not any(over_tokens.values()):
             return
         assert isinstance(self.config, Module.Config)
         plan = self.config.sharding
         plans = [(name, module, _plan_of(name, plan)) for name, module in self.named_modules()]
         _check_plan(plan, plans)
-        if parallel_dims.cp_mesh is not None:
+        for axis, mesh in over_tokens.items():
             for name, module, own in plans:
-                if own is not None:
-                    bind_boundary(module, name, own, MeshAxisName.CP, parallel_dims.cp_mesh, "production")
-        if parallel_dims.tp_mesh is not None:
-            _parallelize_matrices(plans, parallel_dims.tp_mesh, mode)
-            if mode == "validate":
-                bind_root(self)
+                if own is not None and mesh is not None:
+                    bind_boundary(module, name, own, axis, mesh, "production")
+        _parallelize_matrices(plans, parallel_dims, mode)
+        if parallel_dims.tp_mesh is not None and mode == "validate":
+            bind_root(self)
 
 
 def _parallelize_matrices(
-    plans: list[tuple[str, nn.Module, ShardingConfig | None]], mesh: DeviceMesh, mode: Mode
+    plans: list[tuple[str, nn.Module, ShardingConfig | None]], parallel_dims: ParallelDims, mode: Mode
 ) -> None:
-    axis = MeshAxisName.TP
+    tp_mesh, expert_mesh = parallel_dims.tp_mesh, parallel_dims.expert_mesh
     local_roots: list[str] = []
     for name, module, own in plans:
         if own is None:
             continue
         assert isinstance(module, Module)
-        shard_states(module, own, axis, mesh)
+        mesh = expert_mesh if expert_mesh is not None and own.spreads_experts else tp_mesh
+        if mesh is not None:
+            shard_states(module, own, mesh)
         is_below_local = any(name.startswith(f"{root}.") for root in local_roots)
         if own.local_map is not None:
             local_roots.append(name)
-        if mode == "production" or own.local_map is not None or is_below_local:
-            read_states_locally(module, own, axis)
-        bind_boundary(module, name, own, axis, mesh, "production" if is_below_local else mode)
+        if mesh is not None and (mode == "production" or own.local_map is not None or is_below_local):
+            read_states_locally(module, own, mesh)
+        if tp_mesh is not None:
+            bind_boundary(module, name, own, MeshAxisName.TP, tp_mesh, "production" if is_below_local else mode)
 
 
 def _plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:

@@ -52,6 +52,11 @@ class ShardingConfig:
     local_map: LocalMap | None = None
     """None: in validate mode forward runs on DTensors, and its real output is compared with `out_src`."""
 
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether the module's own parameters are experts, spread over axis ep where a run has it."""
+        return any(MeshAxisName.EP in placements for placements in self.state_shardings.values())
+
 
 ShardingPlan = dict[str, ShardingConfig]
 """Plans of a module ("") and of those below it, by name; `*` stands for one part of it, such as a layer's number."""

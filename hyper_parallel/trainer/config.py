@@ -30,7 +30,7 @@ from hyper_parallel.config.sections import (
 )
 from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.capabilities import capability_faults
-from hyper_parallel.distributed.topology import resolve_degrees
+from hyper_parallel.distributed.topology import Degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
 from hyper_parallel.trainer.pipeline_faults import pipeline_faults
@@ -116,7 +116,7 @@ class TrainerConfig(Configurable.Config):
         yield from _loss_faults(self)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
-        if min(p.dp_replicate, p.cp, p.tp, p.pp) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
+        if min(p.dp_replicate, p.cp, p.tp, p.pp, p.ep) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
                 degrees = resolve_degrees(self.parallelism, world_size)
             except ConfigError as error:
@@ -124,6 +124,7 @@ class TrainerConfig(Configurable.Config):
             else:
                 faults = list(_batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard))
                 yield from faults or pipeline_faults(self, degrees.dp_replicate * degrees.dp_shard)
+                yield from _expert_faults(self, degrees)
                 yield from capability_faults(self, degrees)
         steps = self.training.steps
         if steps is None and self.training.epochs is None:
@@ -158,11 +159,24 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         except ConfigError as error:
             yield from error.faults
         else:
-            for axis, kind in (("cp", "context"), ("tp", "tensor")):
+            for axis, kind in (("cp", "context"), ("tp", "tensor"), ("ep", "expert")):
                 degree = getattr(config.parallelism, axis)
                 if degree > 1 and not model.sharding:
                     fact = f"{degree}, but {spec.name} has no {kind}-parallel plan"
                     yield Fault(f"parallelism.{axis}", fact, "set 1, or choose another model")
+
+
+def _expert_faults(config: TrainerConfig, degrees: Degrees) -> Iterator[Fault]:
+    """FSDP splits no dim but the first into parts that differ, and the first is that of the experts."""
+    ep, hidden = config.parallelism.ep, getattr(config.model_spec and config.model_spec.model, "hidden_size", None)
+    efsdp = degrees.dp_shard * degrees.cp // ep
+    if ep > 1 and hidden is not None and hidden % efsdp:
+        yield Fault(
+            "parallelism.ep",
+            f"dp_shard {degrees.dp_shard} x cp {degrees.cp} / ep {ep} = {efsdp} ranks store each expert, and that does "
+            f"not divide the model's hidden_size {hidden}",
+            f"change them so that it does, as ep {degrees.dp_shard * degrees.cp} would",
+        )
 
 
 def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:

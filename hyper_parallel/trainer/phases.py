@@ -36,6 +36,7 @@ from hyper_parallel.trainer.callbacks import (
     CallbackHandler,
     EnvironMeterCallback,
     EvaluateCallback,
+    ExpertDispatchCallback,
     GarbageCollectionCallback,
     LoggingCallback,
     TqdmCallback,
@@ -92,7 +93,7 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     # which must differ between ranks that hold different tokens.
     platform.seed_all(training.seed + parallel_dims.token_rank)
     logger.info(
-        "device %s, %d rank(s): %sdp_replicate %d x dp_shard %d%s%s",
+        "device %s, %d rank(s): %sdp_replicate %d x dp_shard %d%s%s%s",
         platform.name,
         world_size,
         f"pp {parallel_dims.pp} x " if parallel_dims.pp > 1 else "",
@@ -100,6 +101,7 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
         parallel_dims.dp_shard,
         f" x cp {parallel_dims.cp} ({config.parallelism.cp_method})" if parallel_dims.cp > 1 else "",
         f" x tp {parallel_dims.tp}" if parallel_dims.tp > 1 else "",
+        f", experts over ep {parallel_dims.ep}" if parallel_dims.ep > 1 else "",
     )
     return parallel_dims
 
@@ -381,6 +383,8 @@ def build_callbacks(config: TrainerConfig, trainer: BaseTrainer) -> CallbackHand
             gc_steps=training.gc_steps, empty_cache_steps=training.empty_cache_steps
         ).build(trainer=trainer),
     ]
+    if trainer.parallel_dims.ep > 1:
+        chain.append(ExpertDispatchCallback(trainer))
     faults: list[Fault] = []
     for i, item in enumerate(config.callbacks):
         try:

@@ -9,14 +9,15 @@ import pytest
 
 from hyper_parallel.distributed.capabilities import FEATURES, REFUSED, capability_faults, capability_table, features_of
 from hyper_parallel.distributed.topology import resolve_degrees
-from tests.trainer import test_context_parallel, test_pipeline, test_tensor_parallel
+from tests.trainer import test_context_parallel, test_expert_parallel, test_pipeline, test_tensor_parallel
 from tests.trainer.runs import tiny_config, with_parallelism
 
 
 def compared_pairs() -> set[frozenset[str]]:
     """Pairs of features that occur together in a case of the parity tests."""
     pairs = set()
-    spread = [*test_tensor_parallel.CASES.items(), *test_context_parallel.CASES.items()]
+    tests = (test_tensor_parallel, test_context_parallel, test_expert_parallel)
+    spread = [item for test in tests for item in test.CASES.items()]
     runs = [(world_size, case.config("unused", 50)) for world_size, cases in spread for case in cases.values()]
     for world_size, cases in test_pipeline.CASES.items():
         runs += [(world_size, test_pipeline.config_of(Path("unused"), {"pp": 2} | case)) for case in cases.values()]

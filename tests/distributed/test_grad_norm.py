@@ -9,11 +9,12 @@ from hyper_parallel.distributed.grad_norm import clip_grad_norm
 from tests.distributed_world import run_world
 
 SHAPES = {"even": (8, 3), "uneven": (5, 3), "fewer rows than ranks": (1, 4), "vector": (7,)}
+EXPERTS = {"experts": (4, 2, 6)}
 
 
 def _known(kind: str, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(sorted(SHAPES).index(kind))
-    return tuple(torch.randn(SHAPES[kind], generator=generator, dtype=dtype) for _ in range(2))
+    generator = torch.Generator().manual_seed(sorted(SHAPES | EXPERTS).index(kind))
+    return tuple(torch.randn((SHAPES | EXPERTS)[kind], generator=generator, dtype=dtype) for _ in range(2))
 
 
 def _plain(kind: str, dtype: torch.dtype = torch.float64) -> nn.Parameter:
@@ -92,6 +93,47 @@ def test_every_layout_counts_each_element_once() -> None:
             reference = [_plain(kind) for _ in range(4) for kind in SHAPES] + [_plain("even") for _ in range(5)]
             expected = torch.nn.utils.clip_grad_norm_(reference, max_norm or float("inf"))
             assert plain_and_equal
+            assert norm == pytest.approx(expected.item(), rel=1e-14)
+            for grad, parameter in zip(grads, reference, strict=True):
+                torch.testing.assert_close(grad, parameter.grad, rtol=1e-14, atol=0)
+
+
+def _spread_experts(degrees: dict[str, int], experts: list) -> tuple[float, list[torch.Tensor]]:
+    """A router and experts as FSDP lays them out over the meshes of a run, with known gradients."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from hyper_parallel.distributed.parallel_dims import ParallelDims
+
+    dims = ParallelDims(**degrees)
+    dims.build_mesh("cpu")
+    dense = [Shard(0)] if dims.fsdp_mesh.ndim == 1 else [Replicate(), Shard(0)]
+    both = DeviceMesh._concatenate([dims.efsdp_mesh, dims.expert_mesh])
+    parameters = []
+    for kind, mesh, placements in (("uneven", dims.fsdp_mesh, dense), ("experts", both, experts)):
+        value, grad = (distribute_tensor(x, mesh, placements) for x in _known(kind))
+        parameters.append(nn.Parameter(value))
+        parameters[-1].grad = grad
+    return clip_grad_norm(parameters, 0.5).item(), [p.grad.full_tensor() for p in parameters]
+
+
+def _expert_layouts() -> list[tuple[float, list[torch.Tensor]]]:
+    from torch.distributed.tensor import Replicate, Shard
+
+    stored = [Shard(2), Shard(0)]
+    return [
+        _spread_experts({"dp_replicate": 1, "dp_shard": 4, "ep": 2}, stored),
+        _spread_experts({"dp_replicate": 1, "dp_shard": 4, "ep": 4}, stored),
+        _spread_experts({"dp_replicate": 2, "dp_shard": 2, "ep": 2}, [Replicate(), *stored]),
+        _spread_experts({"dp_replicate": 1, "dp_shard": 2, "ep": 2, "tp": 2}, [*stored, Shard(1)]),
+    ]
+
+
+def test_spread_experts_count_once_beside_what_is_not_spread() -> None:
+    reference = [_plain("uneven"), _plain("experts")]
+    expected = torch.nn.utils.clip_grad_norm_(reference, 0.5)
+    for layouts in run_world(4, _expert_layouts):
+        for norm, grads in layouts:
             assert norm == pytest.approx(expected.item(), rel=1e-14)
             for grad, parameter in zip(grads, reference, strict=True):
                 torch.testing.assert_close(grad, parameter.grad, rtol=1e-14, atol=0)

@@ -17,6 +17,12 @@ LAYOUTS = {
     "cp 2 x tp 2": {"cp": 2, "tp": 2, "dp_shard": 1},
     "shard 2 x tp 2": {"tp": 2, "dp_shard": 2},
 }
+EXPERTS = {
+    "shard 4, ep 2": {"ep": 2, "dp_shard": 4},
+    "shard 2 x cp 2, ep 4": {"ep": 4, "cp": 2, "dp_shard": 2},
+    "replicate 2 x shard 2, ep 2": {"ep": 2, "dp_replicate": 2, "dp_shard": 2},
+    "cp 2 x tp 2, ep 2": {"ep": 2, "cp": 2, "tp": 2, "dp_shard": 1},
+}
 
 
 def places() -> dict[str, dict[str, Any]]:
@@ -33,6 +39,30 @@ def places() -> dict[str, dict[str, Any]]:
             "tp": None if dims.tp_group is None else dist.get_process_group_ranks(dims.tp_group),
         }
     return found
+
+
+def experts_places() -> dict[str, Any]:
+    """Of each mesh of experts: its axes, and this rank's group along each."""
+    found = {}
+    for name, degrees in EXPERTS.items():
+        dims = ParallelDims.from_config(ParallelismConfig(**degrees), dist.get_world_size())
+        dims.build_mesh("cpu")
+        found[name] = [
+            {axis: dist.get_process_group_ranks(mesh.get_group(axis)) for axis in mesh.mesh_dim_names or ()}
+            for mesh in (dims.efsdp_mesh, dims.expert_mesh, dims.ep_mesh)
+            if mesh is not None
+        ]
+    return found
+
+
+def test_ranks_that_share_experts() -> None:
+    """Rank 2 of 4, by hand: of `fully_shard`, of the experts' matrices, of the tokens."""
+    assert run_world(4, experts_places)[2] == {
+        "shard 4, ep 2": [{"efsdp": [0, 2]}, {"ep": [2, 3]}, {"ep": [2, 3]}],
+        "shard 2 x cp 2, ep 4": [{"efsdp": [2]}, {"ep": [0, 1, 2, 3]}, {"ep": [0, 1, 2, 3]}],
+        "replicate 2 x shard 2, ep 2": [{"dp_replicate": [0, 2], "efsdp": [2]}, {"ep": [2, 3]}, {"ep": [2, 3]}],
+        "cp 2 x tp 2, ep 2": [{"efsdp": [2]}, {"ep": [0, 2], "tp": [2, 3]}, {"ep": [0, 2]}],
+    }
 
 
 def test_ranks_of_every_group() -> None:

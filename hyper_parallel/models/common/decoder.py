@@ -154,7 +154,7 @@ class Decoder(BaseModel):
         def update_from_config(self, trainer_config: Any) -> None:
             raise_faults(self._run_faults(trainer_config))
             parallelism = trainer_config.parallelism
-            if parallelism.tp > 1 or parallelism.cp > 1:
+            if max(parallelism.tp, parallelism.cp, parallelism.ep) > 1:
                 self.set_sharding_config(parallelism)
             if parallelism.cp > 1 and self.sharding:
                 from hyper_parallel.models.common.context_parallel.plan import with_context_parallel
@@ -179,6 +179,10 @@ class Decoder(BaseModel):
                 from hyper_parallel.models.common.decoder_sharding import divisibility_faults
 
                 yield from divisibility_faults(self, parallelism, rows)
+            if parallelism.ep > 1:
+                from hyper_parallel.models.common.decoder_sharding import expert_faults
+
+                yield from expert_faults(self, parallelism)
             if parallelism.cp > 1:
                 from hyper_parallel.models.common.context_parallel.plan import context_parallel_faults
 
@@ -187,8 +191,8 @@ class Decoder(BaseModel):
                 yield from layer_faults(parallelism, self.num_hidden_layers)
 
         def set_sharding_config(self, parallelism: ParallelismConfig) -> None:
-            """Fills in `sharding`, the tensor-parallel plan of the family, to which context parallelism adds. A family
-            without a plan leaves it empty."""
+            """Fills in `sharding`, the tensor- and expert-parallel plan of the family, to which context parallelism
+            adds. A family without a plan leaves it empty."""
 
         def block(self, layer: int) -> Block.Config:
             """Config of block `layer`, counted from 0."""

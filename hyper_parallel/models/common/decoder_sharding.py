@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import ParallelismConfig
+from hyper_parallel.models.common.expert_parallel import dispatched_experts
 from hyper_parallel.models.common.moe import MoE
 from hyper_parallel.models.common.tensor_parallel import row_parallel_linear_with_bias, vocabulary_parallel_embedding
 from hyper_parallel.protocols.mesh import MeshAxisName
@@ -121,8 +122,9 @@ def feed_forward_plan(parallelism: ParallelismConfig, layer: str) -> ShardingPla
 
 
 def moe_plan(parallelism: ParallelismConfig, layer: str) -> ShardingPlan:
-    """Each rank has a part of the intermediate features of every expert. The router is whole: without
-    sequence_parallel every rank routes all tokens, with it each routes its own and the choices are gathered."""
+    """Each rank has a part of the intermediate features of every expert, or of those of its place on axis ep. The
+    router is whole: without sequence_parallel every rank routes all tokens, with it each routes its own and the choices
+    are gathered."""
     place = stream(parallelism)
     return {
         f"layers.{layer}.mlp": ShardingConfig(in_src={"x_BTC": place}, out_src=(place,), local_map=LocalMap()),
@@ -134,14 +136,26 @@ def moe_plan(parallelism: ParallelismConfig, layer: str) -> ShardingPlan:
             out_dst=(whole(),) * 3,
         ),
         f"layers.{layer}.mlp.experts": ShardingConfig(
-            state_shardings={"gate_up_proj": split(2), "down_proj": split(2)},
+            state_shardings={
+                "gate_up_proj": split(2) | spread_experts(hidden=3),
+                "down_proj": split(2) | spread_experts(hidden=1),
+            },
             in_src={"x_BTC": place, "weights_BTK": whole()},
             in_dst={"x_BTC": whole()},
             in_grads={"x_BTC": summand(), "weights_BTK": summand()},
             out_src=(summand(),),
             out_dst=(place,),
+            local_map=LocalMap(forward=dispatched_experts, axis=MeshAxisName.EP),
         ),
     }
+
+
+def spread_experts(*, hidden: int) -> NamedPlacement:
+    """Stacked matrices, experts in dim 0: some of them on each rank, and of those each efsdp rank stores a part of dim
+    `hidden`, the one dim that nothing else splits."""
+    from torch.distributed.tensor import Shard
+
+    return {MeshAxisName.EP: Shard(0), MeshAxisName.EFSDP: Shard(hidden)}
 
 
 def vocabulary_plan(config: Decoder.Config, parallelism: ParallelismConfig) -> ShardingPlan:
@@ -173,6 +187,19 @@ def vocabulary_plan(config: Decoder.Config, parallelism: ParallelismConfig) -> S
     if not config.tie_word_embeddings:
         plan["lm_head"] = ShardingConfig(state_shardings={"weight": rows}, local_map=LocalMap())
     return plan
+
+
+def expert_faults(config: Decoder.Config, parallelism: ParallelismConfig) -> Iterator[Fault]:
+    """Faults of experts that cannot be spread over the expert-parallel ranks."""
+    ep, mlps = parallelism.ep, map(config.mlp, range(config.num_hidden_layers))
+    counts = {mlp.num_experts for mlp in mlps if isinstance(mlp, MoE.Config)}
+    if not counts:
+        yield Fault("parallelism.ep", f"{ep}, but no layer of the model has experts", "set 1, or choose another model")
+    for count in sorted(counts):
+        if count % ep:
+            yield Fault(
+                "parallelism.ep", f"{ep} does not divide the model's num_experts {count}", f"set a divisor of {count}"
+            )
 
 
 def divisibility_faults(config: Decoder.Config, parallelism: ParallelismConfig, seq_len: int) -> Iterator[Fault]:

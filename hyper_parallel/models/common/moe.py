@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,6 +78,8 @@ class Router(Module):
 class Experts(Module):
     """SwiGLU feed-forward layers of one size, their matrices stacked."""
 
+    eager_methods = ("run_eagerly",)  # how many tokens come from other ranks is told by the data
+
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
         """Sizes of the experts."""
@@ -117,6 +119,10 @@ class Experts(Module):
         inner = F.silu(gate) * up * weight[:, None]
         out_NC = torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, self.down_proj, rows_E))
         return out_NC.view_as(x_BTC)
+
+    def run_eagerly(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """``function()``, outside of compiled graphs."""
+        return function()
 
 
 def rounded_up(rows_E: torch.Tensor, rows: int, multiple: int) -> tuple[torch.Tensor, int, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Tensor-parallel plan of Qwen3-MoE."""
+"""Tensor- and expert-parallel plan of Qwen3-MoE."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from hyper_parallel.trainer.callbacks.base import Callback, ConfiguredCallback, 
 from hyper_parallel.trainer.callbacks.checkpoint_callback import CheckpointCallback
 from hyper_parallel.trainer.callbacks.environ_meter_callback import EnvironMeterCallback
 from hyper_parallel.trainer.callbacks.evaluate_callback import EvalCallback, EvaluateCallback
+from hyper_parallel.trainer.callbacks.expert_dispatch_callback import ExpertDispatchCallback
 from hyper_parallel.trainer.callbacks.garbage_collection_callback import GarbageCollectionCallback, GCCallback
 from hyper_parallel.trainer.callbacks.gradient_health_callback import GradientHealthCallback
 from hyper_parallel.trainer.callbacks.handler import CallbackHandler
@@ -25,6 +26,7 @@ __all__ = [
     "EnvironMeterCallback",
     "EvalCallback",
     "EvaluateCallback",
+    "ExpertDispatchCallback",
     "GCCallback",
     "GarbageCollectionCallback",
     "GradientHealthCallback",

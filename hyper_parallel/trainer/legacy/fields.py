@@ -122,7 +122,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "train.accelerator.pp_schedule": ((None,), _PIPELINE),
     "train.accelerator.pp_vpp": ((1,), _PIPELINE),
     "train.accelerator.pp_layer_split": ((None,), _PIPELINE),
-    "train.accelerator.etp": ((1,), "experts are not split by tensor parallelism"),
+    "train.accelerator.etp": ((1,), "experts are split over the ranks of tp, as all matrices are"),
     "train.accelerator.moe_token_dispatcher_type": (("all_to_all",), "tokens reach their experts by all_to_all"),
     "train.accelerator.npu_nums_per_device": ((8,), "the launcher knows the devices of a node"),
     "train.accelerator.async_cp": ((False,), "the model says what its context parallelism overlaps"),
