@@ -134,7 +134,7 @@ _PARALLELISM = [f.name for f in fields(Combination) if f.name in {g.name for g i
 
 
 def layouts(sizes: tuple[int, ...]) -> tuple[dict[str, int], ...]:
-    """All degrees, up to 4, that multiply to one of `sizes`; few ranks first. `ep` shares the ranks of dp_shard x cp."""
+    """All degrees up to 4 that multiply to one of `sizes`, few ranks first. `ep` adds none."""
     found = []
     for degrees in itertools.product((1, 2), (1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4)):
         layout = dict(zip(DEGREES, degrees, strict=True))

@@ -80,10 +80,10 @@ def _grown(space: Space, chosen: Choice, left: Mapping[Hashable, Any], draw: ran
     draw.shuffle(names)
     # Factors that others depend on come first.
     for name in sorted(names, key=lambda name: name not in space.flexible):
-        runs = {}
-        for value in draw.sample(space.factors[name], len(space.factors[name])):
+        best = -1
+        for value in space.factors[name]:
             run = space.least(chosen | {name: value})
-            if run is not None:
-                runs[len(space.goals(run) & left.keys())] = run[name]
-        chosen[name] = runs[max(runs)]
+            if run is not None and (gain := len(space.goals(run) & left.keys())) > best:
+                best, taken = gain, run[name]
+        chosen[name] = taken  # of equal ones the first, which asks for least
     return chosen

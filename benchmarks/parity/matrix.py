@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from benchmarks.parity.combination import DEGREES, MODELS, Combination, layouts, literals
 from benchmarks.parity.covering import Choice, Space, cover
-from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.config.sections import ActivationCheckpointConfig, ParallelismConfig
 from hyper_parallel.distributed.capabilities import features_of
 from hyper_parallel.distributed.topology import resolve_degrees
@@ -81,8 +80,9 @@ def settings(run: Combination) -> list[tuple[str, Hashable]]:
 
 @functools.cache
 def setting_pairs(run: Combination) -> frozenset[Hashable]:
-    """Every two settings that occur together."""
-    return frozenset(itertools.combinations(settings(run), 2))
+    """Every two settings that occur together, and the set of degrees above 1."""
+    degrees = frozenset(name for name in DEGREES if getattr(run, name) > 1)
+    return frozenset(itertools.combinations(settings(run), 2)) | {degrees}
 
 
 @functools.cache
@@ -93,24 +93,25 @@ def feature_pairs(run: Combination) -> frozenset[Hashable]:
     return frozenset(map(frozenset, itertools.combinations(used, 2)))
 
 
+@functools.cache
 def whole_matrix() -> list[Combination]:
     """NAMED, and what it takes for every two values of different factors to occur together, on every number of ranks,
-    unless they are refused."""
-    space = Space(
-        FACTORS,
-        FLEXIBLE,
-        lambda choice: is_legal(combination(choice)),
-        lambda choice: setting_pairs(combination(choice)),
-    )
-    return [combination(choice) for choice in cover(space, NAMED)]
+    and for every set of degrees to be above 1 at once, unless that is refused."""
+    return list(map(combination, cover(_space(FACTORS["layout"], setting_pairs), NAMED)))
 
 
-def short_matrix(sizes: tuple[int, ...] = (2, 4)) -> list[Combination]:
-    """What it takes for every two features of the capability table to occur together, unless they are refused."""
-    space = Space(
-        FACTORS | {"layout": layouts(sizes)},
+@functools.cache
+def short_matrix() -> list[Combination]:
+    """What it takes for every two features of the capability table to occur together, unless they are refused, and for
+    every setting to occur at all. Few ranks: tests run it."""
+    space = _space(layouts((2, 4)), lambda run: feature_pairs(run) | frozenset(settings(run)))
+    return list(map(combination, cover(space)))
+
+
+def _space(layouts: Sequence[Choice], goals: Callable[[Combination], frozenset[Hashable]]) -> Space:
+    return Space(
+        FACTORS | {"layout": layouts},
         FLEXIBLE,
         lambda choice: is_legal(combination(choice)),
-        lambda choice: feature_pairs(combination(choice)),
+        lambda choice: goals(combination(choice)),
     )
-    return [combination(choice) for choice in cover(space)]
