@@ -17,7 +17,10 @@ from pathlib import Path
 from benchmarks.report import markdown, write_json
 
 DATA_NAMES = ("prepare_data", "indexed_samples")
-NAMES = ("start_up", "debug_run", "chunked_loss", "unpacked_rows", "packed_rows", "tensor_parallel_modes", *DATA_NAMES)
+NAMES = (
+    *("start_up", "debug_run", "chunked_loss", "unpacked_rows", "packed_rows", "tensor_parallel_modes"),
+    *("activation_memory", *DATA_NAMES),
+)
 FOLDER = Path("outputs/bench")
 THREADS = "2"
 

@@ -30,6 +30,7 @@ from tests.trainer.runs import tiny_config, train
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS = (ROOT / "docs" / "components.md").read_text()
 DATA = (ROOT / "docs" / "data.md").read_text()
+MEMORY = (ROOT / "docs" / "memory.md").read_text()
 YAML = (ROOT / "docs" / "yaml.md").read_text()
 
 
@@ -57,6 +58,15 @@ def test_a_component_as_documented(tmp_path: Path) -> None:
     config.loss = names["ScaledLoss"].Config(factor=2.0)
     plain = train(tiny_config(tmp_path / "plain", steps=1))
     assert train(config)[0]["loss"] == pytest.approx(2.0 * plain[0]["loss"], abs=1e-12)
+
+
+def test_memory_as_documented() -> None:
+    commands = [shlex.split(line)[3:] for line in snippets(MEMORY, "bash")[0].splitlines()]
+    sections = [manager.load(TrainerConfig, command, world_size=1).activation_checkpoint for command in commands]
+    assert [section.mode for section in sections] == ["full", "full", "selective", "selective", "memory_budget", "full"]
+    assert [section.every_n_layers for section in sections] == [1, 2, 1, 1, 1, 1]
+    assert [section.swap for section in sections] == [False] * 5 + [True]
+    assert sections[3].save_ops == ("attention", "aten.topk.default")
 
 
 def test_yaml_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

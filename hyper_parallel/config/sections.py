@@ -156,10 +156,39 @@ class ParallelismConfig(ConfigNode):
 
 @dataclass(kw_only=True, slots=True)
 class ActivationCheckpointConfig(ConfigNode):
-    """Memory against time: what the backward pass computes again."""
+    """Memory against time: what the backward pass computes again, and what waits for it in host memory."""
 
-    mode: Literal["none", "full"] = "none"
-    """full: keep only the input of each block and run its forward again in the backward pass."""
+    mode: Literal["none", "selective", "full", "memory_budget"] = "none"
+    """full: keep only the input of each block and run its forward again in the backward pass. selective: keep the
+    results of `save_ops` too. memory_budget: torch.compile decides, within `memory_budget`."""
+    every_n_layers: int = 1
+    """full and selective: the first of every this many blocks computes again, the others keep everything."""
+    save_ops: tuple[str, ...] = ("matmul", "attention", "collective")
+    """selective: whose results are kept, by these three kinds or by name, as aten.topk.default. collective: sums over
+    ranks and all-to-alls; all-gathers, which would keep what other ranks hold, run again."""
+    memory_budget: float | None = None
+    """memory_budget: bytes that a compiled graph may keep, as a share of what it would, above 0 and at most 1."""
+    swap: bool = False
+    """Move what a block keeps to host memory until its backward. Results kept by `save_ops` stay."""
+
+    def faults(self) -> Iterator[Fault]:
+        yield from at_least(self, 1, "every_n_layers")
+        yield from above_zero(self, "memory_budget")
+        yield from at_most(self, 1, "memory_budget")
+        if self.mode == "memory_budget" and self.memory_budget is None:
+            yield Fault("memory_budget", "None, but mode is memory_budget", "give a share above 0 and at most 1")
+        if self.mode == "selective" and not self.save_ops:
+            yield Fault("save_ops", "empty: everything is computed again", "name what to keep, or set mode full")
+        used = {
+            "every_n_layers": ("full", "selective"),
+            "save_ops": ("selective",),
+            "memory_budget": ("memory_budget",),
+        }
+        defaults = type(self)()
+        for name, modes in used.items():
+            if self.mode not in modes and (value := getattr(self, name)) != getattr(defaults, name):
+                fact = f"{value}, but mode is {self.mode}, which has no use for it"
+                yield Fault(name, fact, f"leave it out, or set mode {' or '.join(modes)}")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,21 +7,25 @@ import shutil
 from pathlib import Path
 
 
-def make_partial(folder: Path) -> Path:
-    """An empty folder to fill in the place of `folder`. What a killed run left of it is removed."""
-    partial = partial_name(folder)
-    if partial.exists():
-        shutil.rmtree(partial)
+def make_partial(folder: Path, attempt: str = "") -> Path:
+    """An empty folder to fill in the place of `folder`. What killed runs left of it is removed."""
+    for left in folder.parent.glob(f"{folder.name}.partial*"):
+        shutil.rmtree(left)
+    partial = partial_name(folder, attempt)
     partial.mkdir(parents=True)
     return partial
 
 
-def partial_name(folder: Path) -> Path:
-    """Where `folder` is filled."""
-    return folder.with_name(f"{folder.name}.partial")
+def partial_name(folder: Path, attempt: str = "") -> Path:
+    """Where `folder` is filled.
+
+    `attempt`: tells one filling from another, where one may be begun while a process of a killed run goes on with the
+    last.
+    """
+    return folder.with_name(f"{folder.name}.partial{attempt and '-'}{attempt}")
 
 
-def publish(folder: Path) -> None:
+def publish(folder: Path, attempt: str = "") -> None:
     """Gives what was filled its name. A `folder` that stands there already is removed once the new one does.
 
     Whoever needs it to outlive a loss of power syncs its files before, and its parent after.
@@ -31,7 +35,7 @@ def publish(folder: Path) -> None:
         if replaced.exists():
             shutil.rmtree(replaced)
         folder.rename(replaced)
-    partial_name(folder).rename(folder)
+    partial_name(folder, attempt).rename(folder)
     if replaced.exists():
         shutil.rmtree(replaced)
 

@@ -33,6 +33,13 @@ FEATURES: dict[str, Feature] = {
     "expert parallel": Feature("parallelism.ep", lambda c, d: c.parallelism.ep > 1),
     "validate mode": Feature("parallelism.mode", lambda c, d: c.parallelism.mode == "validate"),
     "full recompute": Feature("activation_checkpoint.mode", lambda c, d: c.activation_checkpoint.mode == "full"),
+    "selective recompute": Feature(
+        "activation_checkpoint.mode", lambda c, d: c.activation_checkpoint.mode == "selective"
+    ),
+    "memory budget": Feature(
+        "activation_checkpoint.mode", lambda c, d: c.activation_checkpoint.mode == "memory_budget"
+    ),
+    "swap": Feature("activation_checkpoint.swap", lambda c, d: c.activation_checkpoint.swap),
     "compile": Feature("compile.enable", lambda c, d: c.compile.enable),
     "packed documents": Feature("dataloader.packing", lambda c, d: getattr(c.dataloader, "packing", "pad") != "pad"),
     "accumulation": Feature(
@@ -44,6 +51,14 @@ FEATURES: dict[str, Feature] = {
 
 REFUSED: dict[frozenset[str], str] = {
     frozenset({"compile", "validate mode"}): "a compiled graph runs without the boundaries that are to be compared",
+    frozenset({"compile", "selective recompute"}): "which operators ran is not seen in a compiled graph: there, mode "
+    "memory_budget chooses",
+    frozenset({"memory budget", "validate mode"}): "it needs compile",
+    frozenset({"swap", "validate mode"}): "what blocks save there are DTensors, which only shards of could be moved",
+    **dict.fromkeys(
+        map(frozenset, combinations(("full recompute", "selective recompute", "memory budget"), 2)),
+        "a run has one mode",
+    ),
     frozenset({"pipeline", "tensor parallel"}): "a sharding plan is for a whole model, not for a part of one",
     frozenset({"pipeline", "context parallel"}): "a sharding plan is for a whole model, not for a part of one",
     frozenset({"pipeline", "sequence parallel"}): "it is a kind of tensor parallel",

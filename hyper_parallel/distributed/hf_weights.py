@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -259,12 +259,40 @@ def save_hf_weights(
     replace: bool = False,
     add_files: Callable[[Path], None] | None = None,
 ) -> int:
-    """Writes the model as a folder that transformers loads: safetensors, an index if they are several, config.json.
+    """Writes a model as `write_hf_folder` does. Parameters are gathered one by one, and rank 0 writes."""
+    own = dict(_parameters(model_parts))
+    everyone = _of_all_ranks(list(own.items()))
+    return write_hf_folder(
+        {name: parameter.like for name, parameter in everyone.items()},
+        lambda name: _whole_on_rank_0(own.get(name), *everyone[name]),
+        adapter,
+        folder,
+        max_shard_bytes=max_shard_bytes,
+        replace=replace,
+        add_files=add_files,
+    )
 
-    Parameters are gathered one by one, and rank 0 writes. The folder appears under its name when it is whole, so a run
-    that is killed leaves no half one; a machine that loses its power may, for nothing here waits for the disk.
+
+@torch.no_grad()
+def write_hf_folder(
+    parameters: Mapping[str, torch.Tensor],
+    whole: Callable[[str], torch.Tensor],
+    adapter: StateDictAdapter,
+    folder: str | Path,
+    *,
+    max_shard_bytes: float = 5e9,
+    replace: bool = False,
+    add_files: Callable[[Path], None] | None = None,
+) -> int:
+    """Writes a folder that transformers loads: safetensors, an index if they are several, config.json.
+
+    The folder appears under its name when it is whole, so a process that is killed leaves no half one; a machine that
+    loses its power may, for nothing here waits for the disk.
 
     Args:
+        parameters: name in the plain model -> a tensor of its shape and type, on meta.
+        whole: called on every rank for one name after the other; what it returns on rank 0 is written, before it is
+            called again.
         max_shard_bytes: of the tensors in a file, one larger tensor excepted.
         replace: remove a folder of weights that stands there already, once the new one is whole.
         add_files: called on rank 0 with the unfinished folder, to write more into it.
@@ -276,17 +304,15 @@ def save_hf_weights(
         HFWeightsError: on every rank. `folder` holds files already, or cannot be written; what was written is removed.
     """
     folder = Path(folder).resolve()  # where a link leads to may be another disk
-    own = dict(_parameters(model_parts))
-    everyone = _of_all_ranks(list(own.items()))
-    files = _files([(name, parameter.like) for name, parameter in everyone.items()], adapter, max_shard_bytes)
+    files = _files(list(parameters.items()), adapter, max_shard_bytes)
 
     def start() -> SafetensorsWriter:
         if not (replace and any(folder.glob("*.safetensors"))):
             refuse_occupied(folder)
         return SafetensorsWriter(make_partial(folder), files)
 
-    def write(name: str, whole: torch.Tensor) -> None:
-        for hf_name, tensor in adapter.to_hf(name, whole):
+    def write(name: str, tensor_of_model: torch.Tensor) -> None:
+        for hf_name, tensor in adapter.to_hf(name, tensor_of_model):
             writer.write(hf_name, tensor)
 
     def finish() -> None:
@@ -295,7 +321,7 @@ def save_hf_weights(
         if len(files) > 1:
             weight_map = {name: file for file, specs in files.items() for name in specs}
             _write_json(unfinished / INDEX, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map})
-        dtype = str(next(iter(own.values())).dtype).removeprefix("torch.")
+        dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
         _write_json(unfinished / "config.json", adapter.hf_config(dtype))
         if add_files is not None:
             add_files(unfinished)
@@ -304,10 +330,10 @@ def save_hf_weights(
     size_bytes = sum(spec.size_bytes for specs in files.values() for spec in specs.values())
     try:
         writer = on_rank_0(start, HFWeightsError)
-        for name, (like, holder) in everyone.items():
-            whole = _whole_on_rank_0(own.get(name), like, holder)
-            on_rank_0(partial(write, name, whole), HFWeightsError)
-            del whole  # before the next one is gathered
+        for name in parameters:
+            tensor = whole(name)
+            on_rank_0(partial(write, name, tensor), HFWeightsError)
+            del tensor  # before the next one is gathered
         on_rank_0(finish, HFWeightsError)
     except HFWeightsError as error:
         if rank() == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any, TypeVar
 
@@ -16,21 +17,26 @@ def keep(make: Callable[[], ValueT]) -> ValueT:
     return make() if kept is None else kept.next(make)
 
 
-def kept_values() -> tuple[_Kept, _Kept]:
-    """The `context_fn` of `torch.utils.checkpoint.checkpoint`: contexts of the forward and of its recompute."""
+def kept_values(apart: Callable[[], AbstractContextManager[Any]] = nullcontext) -> tuple[_Kept, _Kept]:
+    """The `context_fn` of `torch.utils.checkpoint.checkpoint`: contexts of the forward and of its recompute.
+
+    Args:
+        apart: what values are made in.
+    """
     values: list[Any] = []
-    return _Kept(values), _Kept(values)
+    return _Kept(values, apart), _Kept(values, apart)
 
 
 class _Kept:
     """The values of one forward of a block. Every recompute, of which there may be several, begins with the first."""
 
-    def __init__(self, values: list[Any]) -> None:
-        self._values, self._place = values, 0
+    def __init__(self, values: list[Any], apart: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._values, self._place, self._apart = values, 0, apart
 
     def next(self, make: Callable[[], Any]) -> Any:
         if self._place == len(self._values):
-            self._values.append(make())
+            with self._apart():
+                self._values.append(make())
         self._place += 1
         return self._values[self._place - 1]
 

@@ -33,7 +33,8 @@ def resolve_degrees(parallelism: ParallelismConfig, world_size: int) -> Degrees:
         raise ConfigError.one(
             "parallelism.ep",
             f"{parallelism.ep} does not divide {product} = {spread}, the ranks that experts are spread over",
-            f"set a divisor of {spread}, or start so many ranks that dp_shard x cp is a multiple of {parallelism.ep}",
+            f"set {f'a divisor of {spread}' if spread > 1 else 1}, or start so many ranks that dp_shard x cp is a "
+            f"multiple of {parallelism.ep}",
         )
     return degrees
 

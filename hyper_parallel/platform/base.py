@@ -100,6 +100,8 @@ class Platform:
     """The device's own collective library."""
     pin_memory: ClassVar[bool] = False
     """Whether copies from pinned host memory can overlap with compute."""
+    pins_staging: ClassVar[bool] = False
+    """Whether torch.distributed.checkpoint can pin the host memory that it copies states to."""
     supports_float64: ClassVar[bool] = True
 
     @classmethod

@@ -26,6 +26,7 @@ class CudaPlatform(AcceleratorPlatform):
 
     device_type: ClassVar[str] = "cuda"
     collectives: ClassVar[str] = "nccl"
+    pins_staging: ClassVar[bool] = True
 
     @classmethod
     def fault(cls) -> Fault | None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from hyper_parallel.protocols.collectives import all_gather, all_reduce, reduce_scatter
 from hyper_parallel.protocols.sharding import Placement
 
 
@@ -61,9 +62,7 @@ def change(x: torch.Tensor, src: Placement, dst: Placement, group: dist.ProcessG
     if src.is_shard() and dst.is_replicate():
         return _all_gather(x, src.dim, group)
     if src.is_partial() and dst.is_replicate():
-        summed = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(summed, group=group)
-        return summed
+        return all_reduce(x, group)
     if src.is_partial() and dst.is_shard():
         return _reduce_scatter(x, dst.dim, group)
     if src.is_replicate() and dst.is_shard():
@@ -72,17 +71,12 @@ def change(x: torch.Tensor, src: Placement, dst: Placement, group: dist.ProcessG
 
 
 def _all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    ranks = dist.get_world_size(group)
-    gathered = x.new_empty(ranks * x.shape[0], *x.shape[1:])
-    dist.all_gather_single(gathered, x.contiguous(), group=group)
-    return torch.cat(gathered.chunk(ranks), dim) if dim else gathered
+    gathered = all_gather(x, group)
+    return torch.cat(gathered.chunk(group.size()), dim) if dim else gathered
 
 
 def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    parts = _split(x, dim, group)
-    scattered = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    dist.reduce_scatter_single(scattered, torch.cat(parts), group=group)
-    return scattered
+    return reduce_scatter(torch.cat(_split(x, dim, group)), group)
 
 
 def _split(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, ...]:

@@ -27,6 +27,7 @@ from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.forward_backward import ForwardBackward
 from hyper_parallel.trainer.phases import ClipGradFn
 from hyper_parallel.trainer.step import FiniteGuard, StepTotals, check_step, loss_scales, loss_shares
+from hyper_parallel.trainer.stop_signals import StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class BaseTrainer:
         state.epoch = self._epoch(first)
         self.dispatch("on_train_begin")
         batches = iter(self.dataloader)
-        with self.profiler:
+        with self.profiler, StopSignals() as signals:
             for step in range(first, last + 1):
                 state.epoch = self._epoch(step)
                 if step == first or state.epoch != self._epoch(step - 1):
@@ -101,11 +102,17 @@ class BaseTrainer:
                 self.dispatch("on_step_end")
                 self.dispatch("on_log")
                 self.profiler.step()
-                saved = self.checkpointer.last_complete_step == step  # by a callback
-                if not saved and self.checkpointer.maybe_save(step, last=step == last):
-                    self._dispatch_checkpoint("on_save")
-                if step == last or state.epoch != self._epoch(step + 1):
+                stop = signals.due(step)
+                self._maybe_save(step, last=stop or step == last)
+                if stop or step == last or state.epoch != self._epoch(step + 1):
                     self.dispatch("on_epoch_end")
+                if stop and step < last:
+                    saved = (
+                        "" if self.checkpointer.last_step == step else ", not saved, since checkpoint.enable is False"
+                    )
+                    logger.info("stopped after step %d of %d%s", step, last, saved)
+                    break
+        self.checkpointer.wait()
         self.dispatch("on_train_end")
 
     def _epoch(self, step: int) -> int:
@@ -152,6 +159,7 @@ class BaseTrainer:
         self.optimizers.zero_grad()
         self.lr_schedulers.step()
 
+        figures = self.checkpointer.take_figures()
         tokens = dims.dp_size * sum(m["input_ids"].numel() for m in micro_batches)
         state.tokens += tokens
         seconds = time.perf_counter() - start
@@ -165,7 +173,7 @@ class BaseTrainer:
             tokens_per_second=tokens / seconds,
             data_seconds=data_seconds,
             memory_bytes=get_platform().memory_bytes(),
-            extra={} if aux_loss is None else {"aux_loss": aux_loss},
+            extra={"aux_loss": aux_loss, **figures} if aux_loss is not None else figures,
         )
 
     def evaluate(self) -> float:
@@ -177,12 +185,21 @@ class BaseTrainer:
     def save_checkpoint(self) -> None:
         """Saves the step that has ended, unless it is saved already. Every rank must call it; callbacks are told."""
         step = self.state.global_step
-        if self.checkpointer.last_complete_step != step:
-            self.checkpointer.save(step)
+        if self.checkpointer.last_step != step:
+            self.checkpointer.save(step, validation_loss=self._validation_loss())
             self._dispatch_checkpoint("on_save")
 
+    def _maybe_save(self, step: int, *, last: bool) -> None:
+        saved = self.checkpointer.last_step == step  # by a callback
+        if not saved and self.checkpointer.maybe_save(step, last=last, validation_loss=self._validation_loss()):
+            self._dispatch_checkpoint("on_save")
+
+    def _validation_loss(self) -> float | None:
+        """That of the step that has ended, if it was measured."""
+        return None if self.state.record is None else self.state.record.extra.get("validation_loss")
+
     def _dispatch_checkpoint(self, moment: str) -> None:
-        self.state.checkpoint_folder = self.checkpointer.last_complete
+        self.state.checkpoint_folder = self.checkpointer.last_folder
         self.dispatch(moment)
 
     def add_callback(self, callback: Callback) -> None:
@@ -215,4 +232,5 @@ class BaseTrainer:
                 raise
             logger.error("%s", error)
         if not failed:
+            self.checkpointer.close()
             destroy_distributed()

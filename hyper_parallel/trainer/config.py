@@ -29,6 +29,7 @@ from hyper_parallel.config.sections import (
     TrainingConfig,
 )
 from hyper_parallel.config.target import Target
+from hyper_parallel.distributed.activation_checkpoint import activation_checkpoint_faults
 from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import Degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
@@ -111,9 +112,10 @@ class TrainerConfig(Configurable.Config):
         """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
         yield from _model_faults(self)
         yield from _tokenizer_faults(self)
-        yield from _initial_weights_faults(self)
+        yield from _weights_faults(self)
         yield from _seed_faults(self, world_size)
         yield from _loss_faults(self)
+        yield from activation_checkpoint_faults(self.activation_checkpoint, self.compile)
         # Degrees and steps that are no numbers of ranks and steps have been told by their sections.
         p = self.parallelism
         if min(p.dp_replicate, p.cp, p.tp, p.pp, p.ep) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
@@ -198,9 +200,14 @@ def _tokenizer_faults(config: TrainerConfig) -> Iterator[Fault]:
         yield from folder_faults(Path(folder), "hf_assets_path")
 
 
-def _initial_weights_faults(config: TrainerConfig) -> Iterator[Fault]:
+def _weights_faults(config: TrainerConfig) -> Iterator[Fault]:
     checkpoint, spec = config.checkpoint, config.model_spec
-    if not isinstance(checkpoint, CheckpointManager.Config) or checkpoint.load_from is None:
+    if not isinstance(checkpoint, CheckpointManager.Config):
+        return
+    if checkpoint.export_hf != "none" and spec is not None and spec.state_dict_adapter is None:
+        fact = f"{checkpoint.export_hf}, but {spec.name} has no state_dict_adapter to name its weights with"
+        yield Fault("checkpoint.export_hf", fact, "set none")
+    if checkpoint.load_from is None:
         return
     if spec is None or spec.model is None or any(fault.path == "load_from" for fault in checkpoint.faults()):
         return  # which is told elsewhere

@@ -85,7 +85,10 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     platform.set_device()
     platform.set_deterministic(config.debug.deterministic)
     world_size = launched_world_size()
-    init_distributed(config.comm, even_alone=fsdp_needed(training, config.parallelism, world_size))
+    # torch's process that writes checkpoints asks its parent for its rank.
+    writes_elsewhere = getattr(config.checkpoint, "async_mode", None) == "process"
+    needs_group = writes_elsewhere or fsdp_needed(training, config.parallelism, world_size)
+    init_distributed(config.comm, even_alone=needs_group)
     set_up_logging(rank())
     parallel_dims = ParallelDims.from_config(config.parallelism, world_size)
     parallel_dims.build_mesh(platform.device_type)

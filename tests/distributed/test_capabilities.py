@@ -9,14 +9,20 @@ import pytest
 
 from hyper_parallel.distributed.capabilities import FEATURES, REFUSED, capability_faults, capability_table, features_of
 from hyper_parallel.distributed.topology import resolve_degrees
-from tests.trainer import test_context_parallel, test_expert_parallel, test_pipeline, test_tensor_parallel
+from tests.trainer import (
+    test_activation_memory,
+    test_context_parallel,
+    test_expert_parallel,
+    test_pipeline,
+    test_tensor_parallel,
+)
 from tests.trainer.runs import tiny_config, with_parallelism
 
 
 def compared_pairs() -> set[frozenset[str]]:
     """Pairs of features that occur together in a case of the parity tests."""
     pairs = set()
-    tests = (test_tensor_parallel, test_context_parallel, test_expert_parallel)
+    tests = test_tensor_parallel, test_context_parallel, test_expert_parallel, test_activation_memory
     spread = [item for test in tests for item in test.CASES.items()]
     runs = [(world_size, case.config("unused", 50)) for world_size, cases in spread for case in cases.values()]
     for world_size, cases in test_pipeline.CASES.items():

@@ -5,7 +5,11 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -95,6 +99,27 @@ def metrics(dump_folder: str | Path) -> list[dict[str, Any]]:
 def deterministic(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`lines` without times and memory."""
     return [{key: line[key] for key in DETERMINISTIC_KEYS if key in line} for line in lines]
+
+
+class NoBatches(TextDataLoader):
+    """Says so, and gives none."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TextDataLoader.Config):
+        pass
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        print("no batch will come", file=sys.stderr, flush=True)
+        while True:
+            time.sleep(1)
+        yield []
+
+
+def waits_for_data() -> TrainerConfig:
+    """A recipe: a step that does not end."""
+    config = saved_every_second_step()
+    config.dataloader = NoBatches.Config(path=small_corpus())
+    return config
 
 
 def saved_every_second_step() -> TrainerConfig:

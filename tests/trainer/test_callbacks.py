@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -181,9 +182,13 @@ def test_what_belongs_to_the_moment(dump_folder: str) -> None:
         assert logged["record"].as_dict() == line
         assert logged["step_train_metrics"] | logged["step_env_metrics"] | {"step": step} == line
         assert list(logged["step_train_metrics"])[:4] == ["loss", "grad_norm", "lr", "aux_loss"]
+        # Step 4 knows what the save after step 3 took.
+        saving = ("checkpoint_bytes", "checkpoint_seconds", "checkpoint_stall_seconds") if step == 4 else ()
         assert list(logged["step_env_metrics"]) == [
-            *("tokens", "step_seconds", "tokens_per_second", "data_seconds", "memory_bytes")
-        ]
+            *("tokens", "step_seconds", "tokens_per_second", "data_seconds", "memory_bytes"), *saving
+        ]  # fmt: skip
+    marker = json.loads(Path(dump_folder, "checkpoint/step-3/complete.json").read_text())
+    assert lines[3]["checkpoint_bytes"] == sum(file["bytes"] for file in marker["files"].values())
     assert [line["step"] for line in lines if "validation_loss" in line] == [2, 4]
     assert states["on_evaluate", 2]["validation_loss"] == lines[1]["validation_loss"]
     assert [seen["checkpoint_folder"].name for (moment, _), seen in states.items() if moment == "on_save"] == [

@@ -24,7 +24,7 @@ from tests.distributed_world import run_world
 from tests.trainer.runs import metrics, small_corpus, tiny_config, with_parallelism
 from tests.trainer.test_tensor_parallel import DENSE, LP, SP, TOLERANCE, VALIDATE, WIDE, Case, worst
 
-STEPS, SHORT = 50, 8
+STEPS, SHORT = 50, 6
 
 
 @dataclass(frozen=True)

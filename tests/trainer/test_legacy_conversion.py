@@ -167,6 +167,7 @@ MAPPED: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("train.mixed_precision.param_dtype", "float64", NARROW, "training.mixed_precision_param", "float64"),
     ("train.mixed_precision.reduce_dtype", "bfloat16", NARROW, "training.mixed_precision_reduce", "bfloat16"),
     ("train.gradient_checkpointing.activation_checkpoint", "full", {}, "activation_checkpoint.mode", "full"),
+    ("train.gradient_checkpointing.activation_checkpoint", "selective", {}, "activation_checkpoint.mode", "selective"),
     ("train.optimizer.lr_min", 2e-5, {}, "lr_scheduler.min_lr", 2e-5),
     ("train.optimizer.lr_warmup_ratio", 0.25, {"train.max_steps": 10}, "lr_scheduler.warmup_steps", 3),
     ("train.optimizer.foreach", True, {}, "optimizer.implementation", "foreach"),

@@ -307,6 +307,10 @@ def test_a_model_without_names_for_hugging_face(folders: Path, tmp_path: Path) -
     (fault,) = config.cross_faults(1)
     fact = f"{folders / 'dense'} is given, but qwen3 has no state_dict_adapter to read it with"
     assert str(fault) == f"checkpoint.load_from: {fact}; leave it out"
+    config.checkpoint.load_from, config.checkpoint.enable, config.checkpoint.export_hf = None, True, "every"
+    (fault,) = config.cross_faults(1)
+    fact = "every, but qwen3 has no state_dict_adapter to name its weights with"
+    assert str(fault) == f"checkpoint.export_hf: {fact}; set none"
     with config.build() as trainer, pytest.raises(CheckpointError, match="give its ModelSpec a state_dict_adapter"):
         trainer.checkpointer.export_hf(tmp_path / "export")
 

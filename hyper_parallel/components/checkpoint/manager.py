@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
-import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-import numpy as np
-import torch
+import torch.distributed as dist
 from torch import nn
 
 from hyper_parallel.components.checkpoint import storage
+from hyper_parallel.components.checkpoint.initial_weights import (
+    load_from_faults,
+    load_initial_weights,
+    required_adapter,
+)
+from hyper_parallel.components.checkpoint.model_state import fill_copies, kind_of, model_tensors, refuse_another_model
+from hyper_parallel.components.checkpoint.random_state import random_state, set_random_state
+from hyper_parallel.components.checkpoint.resume_step import resume_step
+from hyper_parallel.components.checkpoint.retention import remove_old
+from hyper_parallel.components.checkpoint.saver import AsyncMode, SavedStep, Saver
 from hyper_parallel.components.checkpoint.storage import CheckpointError
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.config.configurable import Configurable
-from hyper_parallel.config.errors import ConfigError, Fault
+from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
-from hyper_parallel.distributed.hf_weights import HFWeightsError, load_hf_weights, save_hf_weights, weight_files
+from hyper_parallel.distributed.agreed_step import AgreedStep
+from hyper_parallel.distributed.hf_weights import save_hf_weights
 from hyper_parallel.distributed.process_group import rank
-from hyper_parallel.distributed.together import broadcast, gathered, on_rank_0, together
-from hyper_parallel.platform import get_platform
+from hyper_parallel.distributed.together import on_rank_0
 from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
 logger = logging.getLogger(__name__)
@@ -58,10 +64,21 @@ class CheckpointManager(Configurable):
         """Where they lie, below dump_folder."""
         interval_steps: int = 500
         """Save every this many optimizer steps, and after the last one."""
+        interval_minutes: float | None = None
+        """Save also when this many minutes have passed since the last save. None: never for that reason."""
         keep_latest_k: int | None = None
-        """Remove all but this many of the newest checkpoints, after each save. None: keep all."""
+        """Remove all but this many of the newest checkpoints, after each save, except the one with the lowest
+        validation loss and those that something reads. None: keep all."""
+        async_mode: AsyncMode = "none"
+        """none: training waits until the checkpoint is on disk. thread, process: it waits for a copy in host memory,
+        which a thread, or a process of its own, writes meanwhile; the latter never holds up Python."""
+        what: Literal["full", "model", "adapter"] = "full"
+        """full: all that a run needs to go on. model: the weights alone, to start other runs from (load_from)."""
+        export_hf: Literal["none", "last", "every"] = "none"
+        """Write the weights also as a folder that transformers loads, step-N-hf beside step-N: after the last step, or
+        with every checkpoint. These folders are never removed."""
         load_step: int | None = None
-        """Resume from this step. None: from the newest complete one."""
+        """Resume from this step. None: from the newest complete one that is not damaged."""
         load_from: str | None = None
         """Where the weights to start from lie, if there is no checkpoint to resume from: a Hugging Face folder, or a
         checkpoint of another run, of whatever split: its step-N folder, or the run's dump folder for the newest. All
@@ -73,6 +90,12 @@ class CheckpointManager(Configurable):
         def faults(self) -> Iterator[Fault]:
             yield from at_least(self, 1, "interval_steps", "keep_latest_k")
             yield from at_least(self, 0, "load_step")
+            if self.interval_minutes is not None and not self.interval_minutes > 0:
+                yield Fault("interval_minutes", f"{self.interval_minutes} is not above 0", "give minutes, or None")
+            if self.what == "adapter":
+                yield Fault("what", "adapter, but no adapters are trained", "choose full or model")
+            if self.export_hf != "none" and not self.enable:
+                yield Fault("export_hf", f"{self.export_hf}, but enable is False: nothing is saved", "set enable True")
             if self.load_step is not None and not self.enable:
                 yield Fault("load_step", f"{self.load_step} is given but enable is False", "set enable True")
             if self.create_seed and not self.enable:
@@ -81,7 +104,7 @@ class CheckpointManager(Configurable):
                 fact = f"{self.load_step}, but create_seed is True: step 0 is to be written"
                 yield Fault("load_step", fact, "leave it out, or set create_seed False")
             if self.load_from is not None:
-                yield from _folder_faults(Path(self.load_from))
+                yield from load_from_faults(Path(self.load_from))
 
     def __init__(
         self,
@@ -103,7 +126,11 @@ class CheckpointManager(Configurable):
         self._tokenizer = tokenizer
         self._model_parts = model_parts
         self._optimizers = optimizers
+        self._saver = Saver(self._root, config.async_mode)
         self._last_complete_step: int | None = None
+        self._last_save_time = time.monotonic()
+        self._by_time = AgreedStep("checkpoint")
+        self._figures: dict[str, float | None] = {}
         self._singles = {"lr_schedulers": lr_schedulers, "dataloader": dataloader, "train_state": train_state}
 
     @property
@@ -113,8 +140,19 @@ class CheckpointManager(Configurable):
 
     @property
     def last_complete_step(self) -> int | None:
-        """The step that this run last saved or resumed from: what it would go back to. None before the first."""
+        """The newest step that this run has saved or resumed from, and knows to be on disk: what it would go back to.
+        None before the first."""
         return self._last_complete_step
+
+    @property
+    def last_step(self) -> int | None:
+        """As `last_complete_step`, or the one that is being written meanwhile."""
+        return self._last_complete_step if self._saver.running_step is None else self._saver.running_step
+
+    @property
+    def last_folder(self) -> Path | None:
+        """Folder of `last_step`."""
+        return None if self.last_step is None else storage.step_folder(self._root, self.last_step)
 
     @property
     def last_complete(self) -> Path | None:
@@ -122,29 +160,92 @@ class CheckpointManager(Configurable):
         step = self.last_complete_step
         return None if step is None else storage.step_folder(self._root, step)
 
-    def maybe_save(self, step: int, *, last: bool = False) -> bool:
+    def maybe_save(self, step: int, *, last: bool = False, validation_loss: float | None = None) -> bool:
         """Saves if `step` is due or the `last` one; returns whether it did."""
-        due = self._config.enable and (last or step % self._config.interval_steps == 0)
+        if not self._config.enable:
+            return False
+        self._take(self._saver.finish(wait=False))
+        # Asked at every step, on every rank, so that all see the same.
+        due = self._due_by_time(step) or last or step % self._config.interval_steps == 0
         if due:
-            self.save(step)
+            self.save(step, validation_loss=validation_loss)
+        if (self._config.export_hf == "every" and due) or (self._config.export_hf == "last" and last):
+            self.export_hf(self._root / f"step-{step}-hf")
         return due
 
-    def save(self, step: int) -> None:
-        """Writes the checkpoint of `step`, then removes what `keep_latest_k` does not keep. Blocks until it is on disk.
+    def save(self, step: int, *, validation_loss: float | None = None) -> None:
+        """Writes the checkpoint of `step`, and removes what `keep_latest_k` does not keep once it is complete.
+
+        With `async_mode`, it waits for the save before this one, and for a copy of the state alone; `wait` waits for
+        the rest.
+
+        Args:
+            validation_loss: of the weights as they are, where it was measured.
 
         Raises:
-            CheckpointError: on every rank; older checkpoints are as they were.
+            CheckpointError: on every rank, of this save or of one still being written; older checkpoints are as they
+                were.
         """
-        start = time.perf_counter()
-        size_bytes = storage.write(self._root, step, self._state())
-        seconds = time.perf_counter() - start
-        self._last_complete_step = step
-        if rank() == 0:
-            logger.info(
-                "checkpoint: step %d saved in %s, %d bytes in %.2f s",
-                step, storage.step_folder(self._root, step), size_bytes, seconds,
-            )  # fmt: skip
-        on_rank_0(lambda: self._remove_old(step), CheckpointError)
+        self.wait()
+        about = {
+            "step": step,
+            "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+            "what": self._config.what,
+            "validation_loss": validation_loss,
+            "config": on_rank_0(self._read_config, CheckpointError),
+        }
+        self._saver.start(step, self._state, about)
+        self._last_save_time = time.monotonic()
+        if self._config.async_mode == "none":
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the step that is being written, if there is one, is on disk. Every rank calls it.
+
+        Raises:
+            CheckpointError: on every rank: it could not be written.
+        """
+        self._take(self._saver.finish(wait=True))
+
+    def take_figures(self) -> dict[str, float | None]:
+        """checkpoint_bytes, checkpoint_seconds and checkpoint_stall_seconds (in which training waited) of a save that
+        was found complete since the last call; empty if there was none. Bytes are known on rank 0."""
+        figures, self._figures = self._figures, {}
+        return figures
+
+    def close(self) -> None:
+        """Ends what writes behind the training. What is being written must have been waited for."""
+        self._saver.close()
+
+    def _due_by_time(self, step: int) -> bool:
+        minutes = self._config.interval_minutes
+        if minutes is None:
+            return False
+        if rank() == 0 and time.monotonic() - self._last_save_time >= 60 * minutes:
+            self._by_time.request(step)
+        return self._by_time.due(step)
+
+    def _take(self, saved: SavedStep | None) -> None:
+        """Takes notice of a step that is complete."""
+        if saved is None:
+            return
+        self._last_complete_step = saved.step
+        self._figures = {"checkpoint_seconds": saved.seconds, "checkpoint_stall_seconds": saved.stall_seconds}
+        if rank() != 0:
+            return
+        folder = storage.step_folder(self._root, saved.step)
+        size_bytes = sum(seal["bytes"] for seal in storage.read_marker(folder)["files"].values())
+        self._figures["checkpoint_bytes"] = size_bytes
+        logger.info(
+            "checkpoint: step %d saved in %s, %d bytes in %.2f s%s",
+            saved.step,
+            folder,
+            size_bytes,
+            saved.seconds,
+            "" if self._config.async_mode == "none" else f", of which training waited {saved.stall_seconds:.2f} s",
+        )
+        if self._config.keep_latest_k is not None:
+            remove_old(self._root, saved.step, self._config.keep_latest_k)
 
     def load(self) -> int:
         """Takes up the run where a checkpoint left it; returns its step. Where there is none to take up, the weights of
@@ -156,7 +257,7 @@ class CheckpointManager(Configurable):
                 has (all of a Hugging Face folder are named), or what is there cannot be read.
         """
         resumes = self._config.enable and not self._config.create_seed
-        step = broadcast(self._step_to_load, CheckpointError) if resumes else None
+        step = resume_step(self._root, self._config.load_step) if resumes else None
         if step is None:
             self._load_initial_weights()
             return 0
@@ -164,24 +265,24 @@ class CheckpointManager(Configurable):
         folder = storage.step_folder(self._root, step)
         state = self._state()
         way_out = "remove it, or set checkpoint.load_step to another complete step"
-        with _explained(folder, way_out):
+        with storage.explained(folder, way_out):
             entries = storage.saved_entries(folder)
         if f"rng.{rank()}" not in entries:
             del state["rng"]
-        _refuse_another_model(
-            f"{folder} is of another model or optimizer", entries, state, _kind,
+        refuse_another_model(
+            f"{folder} is of another model or optimizer", entries, state, kind_of,
             "set model_spec, training.dtype and optimizer as they were when it was saved, or another dump_folder to "
             "start anew",
         )  # fmt: skip
-        with _explained(folder, way_out):
+        with storage.explained(folder, way_out):
             storage.read(folder, state)
-        _fill_copies(self._model_parts, state["model"])
+        fill_copies(self._model_parts, state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         singles = pickle.loads(state["run"])
         for name, owner in self._singles.items():
             owner.load_state_dict(singles[name])
         if "rng" in state:
-            _set_rng_state(state["rng"][str(rank())])
+            set_random_state(state["rng"][str(rank())])
         self._last_complete_step = step
         if rank() == 0:
             unread = "" if self._config.load_from is None else f"; {self._config.load_from} is not read"
@@ -200,7 +301,7 @@ class CheckpointManager(Configurable):
         folder = Path(folder)
         size_bytes = save_hf_weights(
             self._model_parts,
-            self._required_adapter(f"exporting to {folder}"),
+            required_adapter(self._adapter, f"exporting to {folder}"),
             folder,
             replace=folder.resolve().is_relative_to(self._dump_folder.resolve()),
             add_files=None if self._tokenizer is None else self._tokenizer.save,
@@ -208,211 +309,28 @@ class CheckpointManager(Configurable):
         if rank() == 0:
             logger.info("exported %s, %d bytes in %.2f s", folder, size_bytes, time.perf_counter() - start)
 
+    def _read_config(self) -> str | None:
+        file = self._dump_folder / "config.yaml"
+        return file.read_text(encoding="utf-8") if file.exists() else None
+
     def _load_initial_weights(self) -> None:
         if self._config.load_from is None:
             return
         start = time.perf_counter()
-        place = Path(self._config.load_from)
-        checkpoint = broadcast(lambda: own_checkpoint(place), CheckpointError)
-        if checkpoint is None:
-            self._load_hf_weights(place)
-        else:
-            self._load_weights(checkpoint)
+        place = load_initial_weights(Path(self._config.load_from), self._model_parts, self._adapter)
         if rank() == 0:
             why = f"no complete checkpoint in {self._root}" if self._config.enable else "checkpoint.enable is False"
             why = "checkpoint.create_seed is True" if self._config.create_seed else why
             seconds = time.perf_counter() - start
-            logger.info("checkpoint: initial weights of %s, read in %.2f s (%s)", checkpoint or place, seconds, why)
-
-    def _load_hf_weights(self, folder: Path) -> None:
-        adapter = self._required_adapter("checkpoint.load_from")
-
-        def differences() -> list[str]:
-            try:
-                return adapter.hf_differences(folder)
-            except ConfigError as error:
-                raise CheckpointError(str(error)) from error
-
-        if (differ := on_rank_0(differences, CheckpointError)) and rank() == 0:
-            logger.warning("checkpoint: config.json in %s and this run's model differ: %s", folder, "; ".join(differ))
-        try:
-            load_hf_weights(self._model_parts, adapter, folder)
-        except HFWeightsError as error:
-            raise CheckpointError(f"checkpoint.load_from: {error}") from error
-
-    def _load_weights(self, folder: Path) -> None:
-        """Those of another run's checkpoint, in whatever type this run has."""
-        state = {"model": _model_tensors(self._model_parts)}
-        remedy = "give another folder"
-        with _explained(f"checkpoint.load_from: {folder}", remedy):
-            entries = storage.saved_entries(folder)
-        weights = {name: entry for name, entry in entries.items() if name.startswith("model.")}
-        _refuse_another_model(f"checkpoint.load_from: {folder} is of another model", weights, state, _shape, remedy)
-        with _explained(f"checkpoint.load_from: {folder}", remedy):
-            storage.read(folder, state)
-        _fill_copies(self._model_parts, state["model"])
-
-    def _required_adapter(self, purpose: str) -> StateDictAdapter:
-        if self._adapter is None:
-            raise CheckpointError(
-                f"{purpose} needs Hugging Face's names of the weights, which this model's spec does not know; give its "
-                "ModelSpec a state_dict_adapter"
-            )
-        return self._adapter
+            logger.info("checkpoint: initial weights of %s, read in %.2f s (%s)", place, seconds, why)
 
     def _state(self) -> dict[str, Any]:
-        """The tensors of the live run, and its other states as bytes, which nothing takes apart."""
-        return {
-            "model": _model_tensors(self._model_parts),
+        """What `what` asks for: tensors of the live run, and its other states as bytes, which nothing takes apart."""
+        model = {"model": model_tensors(self._model_parts)}
+        if self._config.what == "model":
+            return model
+        return model | {
             "optimizer": self._optimizers.state_dict(),
             "run": pickle.dumps({name: owner.state_dict() for name, owner in self._singles.items()}),
-            "rng": {str(rank()): _rng_state()},
+            "rng": {str(rank()): random_state()},
         }
-
-    def _step_to_load(self) -> int | None:
-        found = storage.scan(self._root)
-        complete = [step for step, reason in found.values() if reason is None]
-        wanted = self._config.load_step
-        if wanted is not None:
-            if wanted not in complete:
-                reason = found.get(storage.step_folder(self._root, wanted).name, (wanted, "there is no such folder"))[1]
-                raise CheckpointError(
-                    f"checkpoint.load_step: {storage.step_folder(self._root, wanted)} is not complete: {reason}; "
-                    f"complete steps are {complete or 'none'}"
-                )
-            if later := [step for step in complete if step > wanted]:
-                logger.warning(
-                    "checkpoint: steps %s stay and are later than checkpoint.load_step %d: without it, a start would "
-                    "go on from step %d; remove them to go on from what this run saves",
-                    later, wanted, later[-1],
-                )  # fmt: skip
-            return wanted
-        newest = complete[-1] if complete else None
-        for name, (step, reason) in found.items():
-            if reason is not None and step > (newest or 0):
-                logger.warning("checkpoint: %s is left out: %s", self._root / name, reason)
-        return newest
-
-    def _remove_old(self, newest: int) -> None:
-        """Later steps than `newest` are of a run that `load_step` went back from: neither counted nor removed."""
-        if self._config.keep_latest_k is None:
-            return
-        steps = [step for step in storage.complete_steps(self._root) if step <= newest]
-        for step in steps[: -self._config.keep_latest_k]:
-            try:
-                storage.remove(storage.step_folder(self._root, step))
-            except OSError as error:  # the new checkpoint is safe; this costs space only
-                logger.warning("checkpoint: step %d could not be removed: %s", step, error)
-
-
-def own_checkpoint(place: Path) -> Path | None:
-    """The checkpoint that `checkpoint.load_from` means by `place`, complete or not. None: a Hugging Face folder, or
-    nothing that can be read."""
-    return None if _describes_hf_model(place) else storage.checkpoint_at(place)
-
-
-def _describes_hf_model(folder: Path) -> bool:
-    try:
-        return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):  # none, no JSON, no mapping
-        return False
-
-
-def _folder_faults(folder: Path) -> Iterator[Fault]:
-    """Why the weights in `folder` cannot be read, as far as can be seen from outside."""
-    remedy = "give a folder that transformers' save_pretrained() wrote, or the dump folder of a run with checkpoints"
-    if not folder.is_dir():
-        yield Fault("load_from", f"{folder} is {'not a folder' if folder.exists() else 'missing'}", remedy)
-    elif _describes_hf_model(folder):
-        try:
-            weight_files(folder)
-        except (OSError, HFWeightsError) as error:
-            yield Fault("load_from", str(error), remedy)
-    elif (checkpoint := storage.checkpoint_at(folder)) is None:
-        fact = f"{folder} holds neither the config.json of a Hugging Face model nor a complete checkpoint"
-        yield Fault("load_from", fact, remedy)
-    elif (reason := storage.incompleteness(checkpoint)) is not None:
-        yield Fault("load_from", f"{checkpoint} is not a complete checkpoint: {reason}", remedy)
-
-
-@contextmanager
-def _explained(what: Path | str, way_out: str) -> Iterator[None]:
-    """Adds to the error of a checkpoint that cannot be read which one it is, and the way out."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{what} cannot be read: {error}; {way_out}") from error
-
-
-def _model_tensors(model_parts: list[nn.Module]) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, sharing memory with the model; of tied ones the first name only, of
-    copies in several parts the last."""
-    tensors: dict[int, tuple[str, torch.Tensor]] = {}
-    for part in model_parts:
-        for name, tensor in part.state_dict(keep_vars=True).items():
-            tensors.setdefault(id(tensor), (name, tensor.detach()))
-    return dict(tensors.values())
-
-
-@torch.no_grad()
-def _fill_copies(model_parts: list[nn.Module], loaded: dict[str, torch.Tensor]) -> None:
-    """Gives what was loaded into one part to those that hold a copy of it."""
-    for part in model_parts if len(model_parts) > 1 else ():
-        for name, tensor in part.state_dict().items():
-            if name in loaded:
-                tensor.copy_(loaded[name])
-
-
-def _refuse_another_model(
-    verdict: str, saved: dict[str, Any], state: dict[str, Any], kind: Callable[[Any], str], way_out: str
-) -> None:
-    """
-    Args:
-        verdict: what it means if `state` and what is saved differ in their names, or in the `kind` of their tensors.
-
-    Raises:
-        CheckpointError: on every rank, with the first differences.
-    """
-    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-
-    own, _ = flatten_state_dict(state)
-    # What this rank has not may belong to another stage of the pipeline.
-    strange = set.intersection(*gathered({name for name in saved if name not in own}))
-
-    def compare() -> None:
-        differences = [f"{name} is not in the checkpoint" for name in own if name not in saved]
-        differences += [f"{name} is not in this run" for name in sorted(strange) if not name.startswith("rng.")]
-        differences += [
-            f"{name} is {kind(saved[name])} in the checkpoint, {kind(value)} in this run"
-            for name, value in own.items()
-            if name in saved and kind(value) != kind(saved[name])
-        ]
-        if differences:
-            more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-            raise CheckpointError(f"{verdict}: {'; '.join(differences[:3])}{more}; {way_out}")
-
-    together(compare, CheckpointError)
-
-
-def _shape(entry: Any) -> str:
-    """That of a live tensor, or of a tensor that the metadata of a checkpoint describes."""
-    if isinstance(entry, torch.Tensor):
-        return str(list(entry.shape))
-    return str(list(entry.size)) if hasattr(entry, "properties") else "no tensor"
-
-
-def _kind(entry: Any) -> str:
-    """Type and shape, of the same."""
-    dtype = getattr(entry, "dtype", None) or getattr(getattr(entry, "properties", None), "dtype", None)
-    return _shape(entry) if dtype is None else f"{str(dtype).removeprefix('torch.')} {_shape(entry)}"
-
-
-def _rng_state() -> bytes:
-    return pickle.dumps((get_platform().rng_state(), random.getstate(), np.random.get_state()))
-
-
-def _set_rng_state(state: bytes) -> None:
-    platform_state, python_state, numpy_state = pickle.loads(state)
-    get_platform().set_rng_state(platform_state)
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)

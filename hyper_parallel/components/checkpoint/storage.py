@@ -1,30 +1,31 @@
 """One checkpoint on disk: a folder ``step-N`` written by torch.distributed.checkpoint and sealed by a marker.
 
-A step is written under ``step-N.partial``. When every rank has written and synced its files, rank 0 writes
-``complete.json`` (the step, and the size of every file) and renames the folder. So a save that is killed at any instant
-leaves nothing that could be taken for a checkpoint, and never touches an older one.
+A step is written under ``step-N.partial-*``. When every rank has written and synced its files, ``complete.json`` (the
+step, and size and digest of every file) is added and the folder renamed. So a save that is killed at any instant leaves
+nothing that could be taken for a checkpoint, and never touches an older one.
 
-Every function is called on all ranks; with a process group, an error on one rank is raised on all.
+Functions that raise CheckpointError are called on all ranks; with a process group, an error on one is raised on all.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
-import os
 import pickle
 import re
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-import torch
 import torch.distributed as dist
+import xxhash
 
 from hyper_parallel.config.errors import RunError
-from hyper_parallel.distributed.atomic_folder import make_partial, partial_name, publish, sync_folder
 from hyper_parallel.distributed.process_group import rank
-from hyper_parallel.distributed.together import broadcast, on_rank_0, together
+from hyper_parallel.distributed.together import gathered, together
 
 MARKER = "complete.json"
 DEFAULT_FOLDER = "checkpoint"
@@ -33,9 +34,35 @@ DEFAULT_FOLDER = "checkpoint"
 UNPICKLING_ERRORS = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, KeyError, ValueError)
 """What damaged bytes make of `pickle.load`, by its documentation and by trial."""
 
+_CHUNK_BYTES = 1 << 22
+
 
 class CheckpointError(RunError):
     """A checkpoint could not be saved or loaded. Says which, why, and what is left."""
+
+
+class FileSeal(TypedDict):
+    """What the marker knows of a file."""
+
+    bytes: int
+    xxh3: str
+    """128-bit XXH3 of its content, hexadecimal."""
+
+
+class Marker(TypedDict):
+    """What ``complete.json`` holds."""
+
+    step: int
+    world_size: int
+    """Ranks of the run that saved."""
+    what: str
+    """`checkpoint.what` of that run."""
+    validation_loss: float | None
+    """Of the weights in it, where they were measured."""
+    config: str | None
+    """The run's config.yaml, where it wrote one: what the weights mean."""
+    torch: str
+    files: dict[str, FileSeal]
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -43,21 +70,66 @@ def step_folder(root: Path, step: int) -> Path:
     return root / f"step-{step}"
 
 
-def incompleteness(folder: Path) -> str | None:
-    """Why `folder` is not a complete checkpoint, or None if it is one."""
+def read_marker(folder: Path) -> Marker:
+    """The marker of a step.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged. By this process alone.
+    """
     try:
-        files = json.loads((folder / MARKER).read_bytes())["files"].items()
-    except FileNotFoundError:
-        return f"it has no {MARKER}, so its save did not finish"
-    except (ValueError, TypeError, KeyError, AttributeError):  # no JSON, or of another shape
-        return f"its {MARKER} is damaged"
-    for name, size_bytes in files:
+        marker: Marker = json.loads((folder / MARKER).read_bytes())
+        for seal in marker["files"].values():
+            if not isinstance(seal["bytes"], int) or not isinstance(seal["xxh3"], str):
+                raise ValueError
+    except FileNotFoundError as error:
+        raise CheckpointError(f"it has no {MARKER}, so its save did not finish") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # no JSON, or of another shape
+        raise CheckpointError(f"its {MARKER} is damaged") from error
+    return marker
+
+
+def incompleteness(folder: Path) -> str | None:
+    """Why `folder` is not a complete checkpoint, or None if it is one by the sizes of its files."""
+    try:
+        files = read_marker(folder)["files"].items()
+    except CheckpointError as error:
+        return str(error)
+    for name, seal in files:
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != size_bytes:
-            return f"{name} has {file.stat().st_size} bytes, {size_bytes} were written"
+        if file.stat().st_size != seal["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes, {seal['bytes']} were written"
     return None
+
+
+def damage(folder: Path) -> str | None:
+    """Why the files of a step are not what was written, or None if they are. Every rank reads a part of them, and all
+    are told the same.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+
+    def own() -> str | None:
+        if reason := incompleteness(folder):
+            return reason
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        for name, seal in list(read_marker(folder)["files"].items())[rank() :: ranks]:
+            if (digest := _digest(folder / name)) != seal["xxh3"]:
+                return f"{name} is not what was written (digest {digest}, not {seal['xxh3']})"
+        return None
+
+    return next((reason for reason in gathered(together(own, CheckpointError)) if reason is not None), None)
+
+
+def _digest(path: Path) -> str:
+    digest, buffer = xxhash.xxh3_128(), bytearray(_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
 
 
 def complete_steps(root: Path) -> list[int]:
@@ -69,7 +141,7 @@ def scan(root: Path) -> dict[str, tuple[int, str | None]]:
     """Folder name -> (step, `incompleteness`) of every finished or unfinished checkpoint below `root`, by step."""
     found: dict[str, tuple[int, str | None]] = {}
     for folder in root.iterdir() if root.is_dir() else ():
-        match = re.fullmatch(r"step-(\d+)(\.partial|\.replaced)?", folder.name)
+        match = re.fullmatch(r"step-(\d+)(\.partial.*|\.replaced)?", folder.name)
         if match and folder.is_dir():
             reason = incompleteness(folder) if match[2] is None else "its save did not finish"
             found[folder.name] = (int(match[1]), reason)
@@ -86,41 +158,20 @@ def checkpoint_at(place: Path) -> Path | None:
     return place if is_one and place.is_dir() else None
 
 
-def write(root: Path, step: int, state: dict[str, Any]) -> int:
-    """Writes `state` as the checkpoint of `step`; a complete older one of the same step is replaced at the very end.
-
-    Returns:
-        Bytes on disk.
-
-    Raises:
-        CheckpointError: on every rank, naming the folder, the cause and the newest complete checkpoint. What was
-            written of the new one is removed.
-    """
-    import torch.distributed.checkpoint as dcp
-
-    folder = step_folder(root, step)
+@contextmanager
+def explained(what: Path | str, way_out: str) -> Iterator[None]:
+    """Adds to the error of a checkpoint that cannot be read which one it is, and the way out."""
     try:
-        on_rank_0(lambda: make_partial(folder), CheckpointError)
-        writer = dcp.FileSystemWriter(partial_name(folder), sync_files=True)
-        together(lambda: dcp.save(state, storage_writer=writer, no_dist=_alone()), CheckpointError)
-        size_bytes = on_rank_0(lambda: _seal(folder, step), CheckpointError)
+        yield
     except CheckpointError as error:
-        if rank() == 0:
-            shutil.rmtree(partial_name(folder), ignore_errors=True)  # its space may be what the disk lacks
-        steps = broadcast(lambda: complete_steps(root), CheckpointError)
-        left = f"the last complete checkpoint is {step_folder(root, steps[-1])}" if steps else "none is complete yet"
-        raise CheckpointError(
-            f"the checkpoint of step {step} could not be saved in {root}: {error}; {left}; "
-            "free space or set checkpoint.folder or dump_folder to a place that can be written, and start again"
-        ) from error
-    return size_bytes
+        raise CheckpointError(f"{what} cannot be read: {error}; {way_out}") from error
 
 
 def saved_entries(folder: Path) -> dict[str, Any]:
     """Name -> metadata (`size` and `properties.dtype` of tensors) of every entry of a checkpoint.
 
     Raises:
-        CheckpointError: on every rank, if it cannot be read.
+        CheckpointError: it cannot be read.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -137,39 +188,35 @@ def read(folder: Path, state: dict[str, Any]) -> None:
     """Fills `state` from a checkpoint: tensors in place, resharded where their layout differs, other entries anew.
 
     Raises:
-        CheckpointError: on every rank, if a file cannot be read.
+        CheckpointError: a file cannot be read.
     """
     import torch.distributed.checkpoint as dcp
 
-    together(lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone()), CheckpointError)
+    together(lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=alone()), CheckpointError)
 
 
-def remove(folder: Path) -> None:
-    """Removes a checkpoint, its marker first: what a kill leaves of it is not complete. One rank calls this."""
-    (folder / MARKER).unlink(missing_ok=True)
+@contextmanager
+def being_read(folder: Path) -> Iterator[None]:
+    """Keeps `remove_unread` of other processes from the step."""
+    with (folder / MARKER).open("rb") as marker:
+        fcntl.flock(marker, fcntl.LOCK_SH)  # the system takes it back when this process ends, however it ends
+        yield
+
+
+def remove_unread(folder: Path) -> bool:
+    """Removes a checkpoint, its marker first, so that what a kill leaves of it is not complete. Returns False, and
+    leaves it as it is, while a process reads it. One rank calls this."""
+    with (folder / MARKER).open("rb") as marker:
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        (folder / MARKER).unlink()
     shutil.rmtree(folder)
+    return True
 
 
-def _alone() -> bool:
+def alone() -> bool:
     """Whether there is no process group, which DCP must be told, and then warns of at each call."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
     return not dist.is_initialized()
-
-
-def _seal(folder: Path, step: int) -> int:
-    partial = partial_name(folder)
-    files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-    marker = {
-        "step": step,
-        "world_size": dist.get_world_size() if dist.is_initialized() else 1,
-        "torch": torch.__version__,
-        "files": files,
-    }
-    with (partial / MARKER).open("w") as stream:
-        json.dump(marker, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
-    sync_folder(partial)
-    publish(folder)
-    sync_folder(folder.parent)
-    return sum(files.values())

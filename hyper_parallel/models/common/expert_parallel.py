@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hyper_parallel.distributed.kept_values import keep
 from hyper_parallel.models.common.moe import Experts
+from hyper_parallel.protocols.collectives import all_to_all
 
 
 class Dispatch(NamedTuple):
@@ -70,8 +71,8 @@ def plan_dispatch(experts_BTK: torch.Tensor, rows_E: torch.Tensor, group: dist.P
     """
     ranks = dist.get_world_size(group)
     sent_RE = rows_E.view(ranks, -1)
-    received_RE = torch.empty_like(sent_RE)
-    dist.all_to_all_single(received_RE, sent_RE.contiguous(), group=group)
+    one_each = [1] * ranks
+    received_RE = all_to_all(sent_RE, one_each, one_each, group)
     sent, received = torch.stack([sent_RE.sum(1), received_RE.sum(1)]).tolist()
     local = torch.arange(sent_RE.shape[1], device=rows_E.device).repeat(ranks)
     experts = local.repeat_interleave(received_RE.flatten(), output_size=sum(received))
@@ -85,21 +86,15 @@ def exchange(x_RC: torch.Tensor, sent: list[int], received: list[int], group: di
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all of uneven parts, as the operator that selective recompute knows by name."""
+    """All-to-all of uneven parts."""
 
     @staticmethod
     def forward(
         ctx: Any, x_RC: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
     ) -> torch.Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _all_to_all(x_RC, sent, received, group)
+        return all_to_all(x_RC, received, sent, group)
 
     @staticmethod
     def backward(ctx: Any, grad_RC: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _all_to_all(grad_RC, ctx.received, ctx.sent, ctx.group), None, None, None
-
-
-def _all_to_all(x_RC: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    ops = torch.ops._c10d_functional
-    moved: torch.Tensor = ops.wait_tensor(ops.all_to_all_single(x_RC.contiguous(), received, sent, group.group_name))
-    return moved
+        return all_to_all(grad_RC, ctx.sent, ctx.received, ctx.group), None, None, None

@@ -36,7 +36,7 @@ def parallelize_decoder(
         dump_folder: unused by this plan; part of the signature of every `ModelSpec.parallelize_fn`.
     """
     model.parallelize(parallel_dims, parallelism.mode)
-    apply_compile(model, compile)
+    apply_compile(model, compile, activation_checkpoint.memory_budget)
     apply_activation_checkpoint(model, activation_checkpoint)
     apply_fsdp(
         model,

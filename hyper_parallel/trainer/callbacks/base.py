@@ -39,7 +39,8 @@ class TrainerState:
     """The gradient norm before clipping, the same on all ranks. Set before on_pre_optimizer_step, and not yet known to
     be finite there."""
     checkpoint_folder: Path | None = None
-    """The checkpoint that was last saved or taken up. Set before on_save and on_load."""
+    """The checkpoint that was last saved or taken up. Set before on_save and on_load. With checkpoint.async_mode it may
+    still be written at on_save: it stands under its name once it is complete."""
     validation_loss: float | None = None
     """The newest loss on held-out data. Set before on_evaluate."""
 

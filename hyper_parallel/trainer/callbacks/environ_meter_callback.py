@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from hyper_parallel.trainer.callbacks.base import Callback, TrainerState
 
-ENVIRONMENT = ("tokens", "step_seconds", "tokens_per_second", "data_seconds", "memory_bytes", "mfu")
+ENVIRONMENT = (
+    *("tokens", "step_seconds", "tokens_per_second", "data_seconds", "memory_bytes", "mfu"),
+    *("checkpoint_bytes", "checkpoint_seconds", "checkpoint_stall_seconds"),
+)
 """The numbers of a step that tell nothing of the model."""
 
 

@@ -171,7 +171,8 @@ class GradientCheckpointingArguments(ConfigNode):
     """Memory against time."""
 
     activation_checkpoint: Literal["off", "none", "selective", "full"] = "off"
-    """full: the backward pass computes each block again. off and none are the same."""
+    """full: the backward pass computes each block again. selective: all of it but matrix products, attention and sums
+    over ranks. off and none are the same."""
 
 
 @dataclass(kw_only=True, slots=True)

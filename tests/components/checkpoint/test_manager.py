@@ -168,10 +168,41 @@ def test_disabled_neither_saves_nor_loads(tmp_path: Path) -> None:
     assert folders(run) == ["step-1"]
 
 
+def test_saves_also_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hyper_parallel.components.checkpoint import manager
+
+    seconds = [0.0]
+    monkeypatch.setattr(manager.time, "monotonic", lambda: seconds[0])
+    run, saved = Run(tmp_path, interval_steps=4, interval_minutes=1.5), []
+    for step in range(1, 9):  # 40 seconds each
+        seconds[0] += 40.0
+        if run.manager.maybe_save(step):
+            saved.append(step)
+    assert saved == [3, 4, 7, 8]
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path, what="model")
+    run.train(1)
+    run.manager.save(1)
+    weights = {name: value.clone() for name, value in run.model.state_dict().items()}
+    with pytest.raises(
+        CheckpointError, match=r"step-1 holds the weights alone \(checkpoint.what model\), from which no"
+    ):
+        Run(tmp_path).manager.load()
+    other = Run(tmp_path / "other", load_from=str(tmp_path))
+    assert other.manager.load() == 0
+    assert all(torch.equal(weights[name], value) for name, value in other.model.state_dict().items())
+    flip_a_byte(tmp_path / "checkpoint/step-1/__0_0.distcp")
+    with pytest.raises(CheckpointError, match=r"load_from: .*step-1 is damaged: __0_0.distcp is not what was written"):
+        Run(tmp_path / "third", load_from=str(tmp_path)).manager.load()
+
+
 def _retention(folder: str) -> list[str]:
     run = Run(folder, keep_latest_k=2)
     for step in (2, 4, 6):
         run.manager.save(step)
+    dist.barrier()  # rank 0 removes, and is not waited for
     return folders(run)
 
 
@@ -242,27 +273,49 @@ def test_a_damaged_step_is_left_out(
         Run(tmp_path, load_step=4).manager.load()
 
 
-def _load_damaged(folder: str, file: str) -> str:
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _with_damage(folder: str, file: str) -> list[str]:
+    """What is said of a step of the right sizes: where it is the newest of two, is asked for, and is the only one."""
     run = Run(folder)
+    run.train_state.value = 7
     run.manager.save(2)
+    run.manager.save(4)
     if run.dims.dp_rank == 0:
-        damaged = run.manager._root / "step-2" / file
-        damaged.write_bytes(b"\xff" * damaged.stat().st_size)
+        flip_a_byte(run.manager._root / "step-4" / file)
     if dist.is_initialized():
         dist.barrier()
-    with pytest.raises(CheckpointError) as error:
+    again = Run(folder)
+    assert again.manager.load() == 2
+    assert again.train_state.value == 7
+    with pytest.raises(CheckpointError) as asked:
+        Run(folder, load_step=4).manager.load()
+    if run.dims.dp_rank == 0:
+        shutil.rmtree(run.manager._root / "step-2")
+    if dist.is_initialized():
+        dist.barrier()
+    with pytest.raises(CheckpointError) as alone:
         Run(folder).manager.load()
-    return str(error.value)
+    return [str(asked.value), str(alone.value)]
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
-def test_a_file_that_is_damaged_in_its_full_length_is_no_traceback(file: str, nproc: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nproc", "file"), [(1, ".metadata"), (1, "__0_0.distcp"), (2, "__1_0.distcp")])
+def test_a_flipped_byte_is_found_before_anything_is_loaded(
+    nproc: int, file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "checkpoint"
     folder = str(tmp_path)
-    messages = [_load_damaged(folder, file)] if nproc == 1 else run_world(nproc, _load_damaged, folder, file)
-    for message in messages:
-        assert message.startswith(f"{tmp_path}/checkpoint/step-2 cannot be read: ") and "UnpicklingError" in message
-        assert message.endswith("; remove it, or set checkpoint.load_step to another complete step")
+    for asked, alone in [_with_damage(folder, file)] if nproc == 1 else run_world(nproc, _with_damage, folder, file):
+        assert asked.startswith(f"checkpoint.load_step: {root}/step-4 is damaged: {file} is not what was written (dig")
+        assert alone == (
+            f"all checkpoints in {root} are damaged; restore one, or give another dump_folder to start anew"
+        )
+    if nproc == 1:
+        assert f"checkpoint: {root}/step-4 is left out: {file} is not what was written" in caplog.text
 
 
 # Another model
@@ -385,8 +438,18 @@ def test_one_rank_that_cannot_write_fails_all(tmp_path: Path) -> None:
 
 
 def test_faults() -> None:
-    config = CheckpointManager.Config(enable=False, interval_steps=0, keep_latest_k=0, load_step=3)
-    assert [fault.path for fault in config.faults()] == ["interval_steps", "keep_latest_k", "load_step"]
+    config = CheckpointManager.Config(
+        enable=False,
+        interval_steps=0,
+        keep_latest_k=0,
+        interval_minutes=0.0,
+        what="adapter",
+        export_hf="last",
+        load_step=3,
+    )
+    assert [fault.path for fault in config.faults()] == [
+        "interval_steps", "keep_latest_k", "interval_minutes", "what", "export_hf", "load_step",
+    ]  # fmt: skip
 
 
 def test_states_are_opaque_to_torch(tmp_path: Path) -> None:

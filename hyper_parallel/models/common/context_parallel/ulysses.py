@@ -13,6 +13,7 @@ from hyper_parallel.distributed.row_parts import RowParts
 from hyper_parallel.models.common.attention import document_attention
 from hyper_parallel.models.common.context_parallel.spread_attention import SpreadAttention
 from hyper_parallel.models.common.documents import document_groups
+from hyper_parallel.protocols.collectives import all_to_all
 
 
 class UlyssesAttention(SpreadAttention):
@@ -41,8 +42,7 @@ class UlyssesAttention(SpreadAttention):
         ranks = self.parts.ranks
         lengths = [rows * self.parts.tokens(rank) * (heads // ranks) * size for rank in range(ranks)]
         sent = x_BTHD.unflatten(2, (ranks, -1)).permute(2, 0, 1, 3, 4).flatten()
-        received = sent.new_empty(sum(lengths))
-        dist.all_to_all_single(received, sent, lengths, [sent.numel() // ranks] * ranks, group=self.group)
+        received = all_to_all(sent, lengths, [sent.numel() // ranks] * ranks, self.group)
         parts = [part.view(rows, -1, heads // ranks, size) for part in received.split(lengths)]
         return torch.cat(parts, 1).index_select(1, self.in_row_order)
 
@@ -53,9 +53,8 @@ class UlyssesAttention(SpreadAttention):
         tokens = [self.parts.tokens(rank) for rank in range(ranks)]
         parts = x_BThD.index_select(1, self.joined).split(tokens, 1)
         sent = torch.cat([part.flatten() for part in parts])
-        received = sent.new_empty(ranks * rows * tokens[self.rank] * heads * size)
-        lengths = [part.numel() for part in parts]
-        dist.all_to_all_single(received, sent, [received.numel() // ranks] * ranks, lengths, group=self.group)
+        own = rows * tokens[self.rank] * heads * size
+        received = all_to_all(sent, [own] * ranks, [part.numel() for part in parts], self.group)
         return received.view(ranks, rows, tokens[self.rank], heads, size).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 

@@ -1,0 +1,138 @@
+"""Saves behind the training."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.components.checkpoint import CheckpointError
+from tests.components.checkpoint.run import Run
+from tests.distributed_world import run_world
+
+
+def _may_have_children() -> None:
+    """Ranks of a test are daemons; those of a launcher are not."""
+    multiprocessing.current_process()._config["daemon"] = False
+
+
+def _saved_behind_the_training(folder: str, mode: str) -> dict[str, Any]:
+    _may_have_children()
+    run = Run(folder, async_mode=mode, keep_latest_k=1)
+    run.train(1)
+    run.manager.save(1)
+    saved = run.tensors()
+    running = (run.manager.last_step, run.manager.last_complete_step)
+    run.train(3)  # changes the weights in place, at once
+    run.manager.wait()
+    complete = (run.manager.last_step, run.manager.last_complete_step)
+    figures = run.manager.take_figures()
+    resumed = Run(folder)
+    step = resumed.manager.load()
+    loaded = resumed.tensors()
+    run.manager.save(2)
+    run.manager.wait()
+    run.manager.close()
+    dist.barrier()
+    return {
+        "running": running,
+        "complete": complete,
+        "figures": figures,
+        "again": run.manager.take_figures().keys() == figures.keys() and run.manager.take_figures() == {},
+        "step": step,
+        "equal": [torch.equal(saved[name], loaded[name]) for name in saved],
+        "folders": sorted(path.name for path in (Path(folder) / "checkpoint").iterdir()),
+    }
+
+
+@pytest.mark.parametrize("mode", ["thread", "process"])
+def test_what_is_saved_is_what_was_there_when_the_save_began(mode: str, tmp_path: Path) -> None:
+    for rank, result in enumerate(run_world(2, _saved_behind_the_training, str(tmp_path), mode)):
+        assert result["running"] == (1, None)
+        assert result["complete"] == (1, 1)
+        assert result["step"] == 1
+        assert result["equal"] and all(result["equal"])
+        assert result["folders"] == ["step-2"]  # 1 was removed when 2 was complete
+        assert result["again"]
+        figures = result["figures"]
+        assert 0 < figures["checkpoint_stall_seconds"] <= figures["checkpoint_seconds"]
+        if rank == 0:
+            assert figures["checkpoint_bytes"] > 1000
+
+
+def test_without_waiting_a_step_is_complete_when_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hyper_parallel.components.checkpoint.step_writer import StepWriter
+
+    go_on, finish = threading.Event(), StepWriter.finish
+
+    def held_up(self: StepWriter, **arguments: Any) -> None:
+        assert go_on.wait(60)
+        finish(self, **arguments)
+
+    monkeypatch.setattr(StepWriter, "finish", held_up)
+    run = Run(tmp_path, async_mode="thread", interval_steps=2)
+    assert run.manager.maybe_save(2)
+    assert not run.manager.maybe_save(3)
+    assert (run.manager.last_step, run.manager.last_complete_step, run.manager.take_figures()) == (2, None, {})
+    assert Run(tmp_path).manager.load() == 0  # nothing of it can be taken for a checkpoint
+    go_on.set()
+    run.manager._saver._running.write.result()
+    assert not run.manager.maybe_save(5)
+    assert run.manager.last_complete_step == 2
+    run.manager.close()
+
+
+def _fails_on_rank_1(folder: str) -> list[str]:
+    from hyper_parallel.components.checkpoint.step_writer import StepWriter
+
+    run = Run(folder, async_mode="thread")
+    run.manager.save(2)
+    run.manager.wait()
+    if dist.get_rank() == 1:
+
+        def full(self: Any, *args: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        StepWriter.write_data = full
+    run.manager.save(4)
+    assert run.manager.maybe_save(5) is False  # whatever is known of it by now: that is for the next save
+    with pytest.raises(CheckpointError) as error:
+        run.manager.save(6)
+    assert run.manager.last_step == 2
+    assert Run(folder).manager.load() == 2
+    return [str(error.value), *sorted(path.name for path in (Path(folder) / "checkpoint").iterdir())]
+
+
+def test_an_error_is_told_on_all_ranks_at_the_next_save(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoint"
+    for message, *folders in run_world(2, _fails_on_rank_1, str(tmp_path)):
+        assert message.startswith(f"the checkpoint of step 4 could not be saved in {root}: OSError: [Errno 28] No spa")
+        assert f"; the last complete checkpoint is {root}/step-2; free space" in message
+        assert folders == ["step-2"]
+
+
+def _writing_process_is_killed(folder: str) -> str:
+    _may_have_children()
+    run = Run(folder, async_mode="process")
+    run.manager.save(2)
+    run.manager.wait()
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+    run.manager.save(4)
+    with pytest.raises(CheckpointError) as error:
+        run.manager.wait()
+    assert Run(folder).manager.load() == 2
+    return str(error.value)
+
+
+def test_a_writing_process_that_is_killed_ends_no_checkpoint(tmp_path: Path) -> None:
+    for message in run_world(2, _writing_process_is_killed, str(tmp_path)):
+        beginning = f"the checkpoint of step 4 could not be saved in {tmp_path}/checkpoint: the process that writes it "
+        assert message.startswith(f"{beginning}has ended ("), message
