@@ -68,9 +68,10 @@ def cover(space: Space, begin: Sequence[Choice] = (), *, tries: int = 3, seed: i
         if space.least(chosen) is not None:
             yield taken(_grown(space, chosen, left, draw))
     while left:
-        starts = draw.sample(list(left), min(tries, len(left)))
-        runs = [_grown(space, reachable[goal], left, draw) for goal in starts]
-        yield taken(max(runs, key=lambda run: len(space.goals(run) & left.keys())))
+        starts = [reachable[goal] for goal in draw.sample(list(left), min(tries, len(left)))]
+        # The last covers its goal for certain; what grows may grow away from it.
+        runs = [*(_grown(space, chosen, left, draw) for chosen in starts), space.least(starts[0])]
+        yield taken(max(filter(None, runs), key=lambda run: len(space.goals(run) & left.keys())))
 
 
 def _grown(space: Space, chosen: Choice, left: Mapping[Hashable, Any], draw: random.Random) -> Choice:

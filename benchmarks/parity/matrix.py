@@ -24,7 +24,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "loss_parallel": (False, True),
     "mode": literals(ParallelismConfig, "mode"),
     "recompute": literals(ActivationCheckpointConfig, "mode"),
-    "swap": (False,),
+    "swap": (False, True),
     "model": tuple(MODELS),
     "packing": ("concat", "pad", "best_fit"),
     "cpu_offload": (False, True),
@@ -32,7 +32,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "reshard_after_forward": (None, True, False),
 }
 """Values of each factor. A layout is a value for each of DEGREES."""
-FLEXIBLE = ("layout", "micro_batches", "compile")
+FLEXIBLE = ("layout", "micro_batches", "compile", "pp_schedule")
+"""Of these others may demand another than the first value."""
 
 NAMED: tuple[Choice, ...] = tuple(
     {"layout": dict.fromkeys(DEGREES, 1) | degrees}

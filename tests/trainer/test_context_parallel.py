@@ -30,7 +30,7 @@ from tests.trainer.test_tensor_parallel import (
     worst,
 )
 
-STEPS = 20
+STEPS = 6
 
 
 @dataclass(frozen=True)
