@@ -20,11 +20,11 @@ from hyper_parallel.protocols.model import BaseModel
 ROUNDS = 5
 TOKENS = 1024
 SIZES = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
+    "hidden_size": 256,
+    "intermediate_size": 768,
     "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "head_dim": 64,
     "vocab_size": 128,
 }

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 
 from hyper_parallel.platform.environment import prepare_environment
-
-LAST_WORD_SECONDS = 10
-"""How long a rank that failed without a word leaves the one that speaks for it to do so."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") -> int:
@@ -26,7 +22,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") 
     prepare_environment()
     # Only now, since all that follows loads torch.
     from hyper_parallel.config import manager
-    from hyper_parallel.config.errors import ConfigError, RunError
+    from hyper_parallel.distributed.last_words import exit_code, tell
     from hyper_parallel.distributed.process_group import launched_world_size
     from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 
@@ -34,47 +30,25 @@ def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") 
     try:
         config = manager.load(HyperTrainer.Config, words, world_size=launched_world_size(), prog=prog)
         manager.save(config)
-    except ConfigError as error:
-        if manager.speaks():  # every rank has read the same words
-            manager.report(error)
-        return 2
-    try:
         with config.build() as trainer:
             trainer.train()
-    except ConfigError as error:  # what only building can see, such as a file without text
-        if manager.speaks():
-            manager.report(error)
-        return 2
-    except RunError as error:
-        if error.told:
-            time.sleep(LAST_WORD_SECONDS)
-        elif manager.speaks() or not error.every_rank:
-            print(f"error: {error}", file=sys.stderr)
-        return 1
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # whatever it is, one rank tells it and all end
+        tell(error)
+        return exit_code(error)
     return 0
-
-
-def leave(code: int) -> None:
-    """Ends this process with `code`. A failed rank goes without cleaning up: the others may wait in a collective for
-    good, and gloo aborts an interpreter that ends with its group open."""
-    from hyper_parallel.config import manager
-
-    if code == 0:
-        sys.exit(0)
-    if not manager.speaks():
-        # Launchers end every rank when the first one ends, which would silence the one that says why.
-        time.sleep(LAST_WORD_SECONDS)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def run(prog: str = "hyper_parallel.train") -> None:
     """What ``python -m prog`` does."""
     try:
-        leave(main(prog=prog))
+        code = main(prog=prog)
     except BrokenPipeError:  # `--help | head`: the reader has seen enough
         os._exit(0)
+    from hyper_parallel.distributed.last_words import leave
+
+    leave(code)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.reductions import all_reduce_sum, gathered, summed
+from hyper_parallel.protocols.redistribute import largest_part
 
 IGNORE_INDEX = -100
 """Label of a token that is not trained."""
@@ -51,13 +52,20 @@ class BaseLoss(Configurable, ABC):
         self.config = config
         self.vocab_size = vocab_size
         self.vocab_group: dist.ProcessGroup | None = None
+        self.own_rows = range(vocab_size)
+        """The rows of the vocabulary that heads have on this rank."""
 
     def spread_over(self, vocab_group: dist.ProcessGroup | None) -> None:
-        """From now on a head has this rank's rows of the vocabulary alone, in the order of the ranks of the group.
+        """From now on a head has this rank's rows of the vocabulary alone, `own_rows`, in the order of the ranks of the
+        group. The last ranks have fewer where it does not divide.
 
         The loss is then the same on all of them, and each has its summand of the hidden states' gradient.
         """
         self.vocab_group = vocab_group
+        if vocab_group is not None:
+            part = largest_part(self.vocab_size, dist.get_world_size(vocab_group))
+            first = dist.get_rank(vocab_group) * part
+            self.own_rows = range(first, min(first + part, self.vocab_size))
 
     @abstractmethod
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
@@ -84,7 +92,7 @@ class CrossEntropyLoss(BaseLoss):
             return F.cross_entropy(logits_NV, labels_BT.flatten(), reduction="sum", ignore_index=self.ignore_index)
         labels_N = labels_BT.flatten()
         is_valid_N = labels_N != IGNORE_INDEX
-        place_N1, is_own_N1 = _own_places(labels_N, logits_NV.shape[1], self.vocab_group)
+        place_N1, is_own_N1 = _own_places(labels_N, self.own_rows)
         target_N = summed(logits_NV.gather(1, place_N1).where(is_own_N1, 0).squeeze(1), self.vocab_group)
         normaliser_N = gathered(logits_NV.logsumexp(1)[None], self.vocab_group).logsumexp(0)
         return (normaliser_N - target_N).where(is_valid_N, 0).sum()
@@ -149,6 +157,7 @@ class ChunkedCELoss(BaseLoss):
             labels_BT.flatten(),
             self.chunk_tokens(hidden_BTD.device),
             torch.is_grad_enabled(),
+            self.own_rows,
             self.vocab_group,
         )
 
@@ -191,6 +200,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         labels_N: Tensor,
         chunk_tokens: int,
         grad_enabled: bool,
+        own_rows: range,
         vocab_group: dist.ProcessGroup | None,
     ) -> Tensor:
         # needs_input_grad looks at the inputs only: validation under no_grad would pay for gradients it drops.
@@ -208,7 +218,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             hidden_CD = hidden_ND[chunk]
             logits_CV, log_p_CV = logits_CV[: hidden_CD.shape[0]], log_p_CV[: hidden_CD.shape[0]]
             valid_C1 = (labels_N[chunk] != IGNORE_INDEX).unsqueeze(1)
-            targets_C1, is_own_C1 = _own_places(labels_N[chunk], weight_VD.shape[0], vocab_group)
+            targets_C1, is_own_C1 = _own_places(labels_N[chunk], own_rows)
             torch.mm(hidden_CD, weight_VD.T, out=logits_CV)
             torch.log_softmax(logits_CV, dim=1, dtype=wide, out=log_p_CV)
             if vocab_group is not None:  # from a softmax of the own part to one of the whole vocabulary
@@ -246,18 +256,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scale = torch.mul if torch._C._autograd._get_current_graph_task_keep_graph() else Tensor.mul_
         grad_hidden = scale(grad_hidden_ND, grad_loss) if ctx.needs_input_grad[0] else None
         grad_weight = scale(grad_weight_VD, grad_loss).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _own_places(labels_N: Tensor, vocab_rows: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """Where the label of each token stands in this rank's part of the vocabulary, and whether it does; [N, 1] each.
+def _own_places(labels_N: Tensor, own_rows: range) -> tuple[Tensor, Tensor]:
+    """Where the label of each token stands in this rank's rows of the vocabulary, and whether it does; [N, 1] each.
 
     A label that is elsewhere, or -100, has place 0.
     """
-    place_N1 = labels_N.unsqueeze(1)
-    if group is not None:
-        place_N1 = place_N1 - dist.get_rank(group) * vocab_rows
-    is_own_N1 = (place_N1 >= 0) & (place_N1 < vocab_rows) & (labels_N != IGNORE_INDEX).unsqueeze(1)
+    place_N1 = labels_N.unsqueeze(1) - own_rows.start
+    is_own_N1 = (place_N1 >= 0) & (place_N1 < len(own_rows)) & (labels_N != IGNORE_INDEX).unsqueeze(1)
     return place_N1.where(is_own_N1, 0), is_own_N1
 
 

@@ -76,8 +76,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 class RunError(Exception):
     """A run that cannot go on, for a reason whose message is all that a user needs: shown without a traceback."""
-
-    every_rank = True
-    """Whether every rank raises it at the same point, so that one of them may speak for all."""
-    told = False
-    """Whether another rank has told its cause, so that this one keeps silent."""

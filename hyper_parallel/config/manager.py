@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -28,7 +29,8 @@ from hyper_parallel.config.yaml_file import YamlFile
 
 _LEGACY = "hyper_parallel.trainer.legacy"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
+LAST_WORD_SECONDS = 10
+"""How long a rank that ends without a word leaves the one that speaks for it to do so."""
 
 RootT = TypeVar("RootT", bound=ConfigNode)
 
@@ -73,14 +75,16 @@ class Door:
     open: Callable[[type[Any], str, Sequence[Override]], Opened]
 
 
-def load(root: type[RootT], argv: Sequence[str], *, world_size: int, prog: str = "hyper_parallel.train") -> RootT:
+def load(
+    root: type[RootT], argv: Sequence[str], *, world_size: int | None, prog: str = "hyper_parallel.train"
+) -> RootT:
     """The sealed tree that a command line asks for.
 
     Args:
         root: class of the tree, with the fields `model_spec`, `hf_assets_path` and `dump_folder`, and the method
             `cross_faults(world_size)`, which yields the faults that no node can see alone.
         argv: the command line without the program.
-        world_size: number of ranks that were started.
+        world_size: number of ranks that were started. None: as few as the degrees of parallelism ask for.
         prog: the module that was started, for the text of `--help` and of remedies.
 
     Raises:
@@ -121,8 +125,7 @@ def parse_training_args(argv: Sequence[str] | None = None) -> Any:
     try:
         return load(import_object(resolver.ROOT, "root"), words, world_size=world_size, prog=prog)
     except ConfigError as error:
-        if speaks():
-            report(error)
+        refuse(error)
         raise SystemExit(2) from error
 
 
@@ -137,18 +140,20 @@ def finish(tree: RootT, world_size: int) -> RootT:
     return tree
 
 
-def check(tree: ConfigNode, world_size: int) -> list[Fault]:
+def check(tree: ConfigNode, world_size: int | None) -> list[Fault]:
     """Every fault of a composed tree: types, what Targets miss, each node's own rules, the rules across sections.
 
     Values take the exact type of their annotations on the way (a list becomes the tuple that the field declares), so
-    that the saved copy reads back to an equal tree. Rules are asked only where all types are right.
+    that the saved copy reads back to an equal tree. Rules are asked only where all types are right. `world_size` None:
+    as few ranks as the degrees of parallelism ask for.
     """
     faults = [*_type_faults(tree), *resolver.missing_arguments(tree)]
     if faults:
         return faults
     for path, node in tree.traverse():
         faults.extend(dataclasses.replace(fault, path=join(path, fault.path)) for fault in node.faults())
-    faults.extend(tree.cross_faults(world_size))  # type: ignore[attr-defined]
+    ranks = tree.parallelism.smallest_world_size() if world_size is None else world_size  # type: ignore[attr-defined]
+    faults.extend(tree.cross_faults(ranks))  # type: ignore[attr-defined]
     return faults
 
 
@@ -178,6 +183,17 @@ def report(error: ConfigError) -> None:
     """Prints one line per fault on stderr."""
     for fault in error.faults:
         print(" ".join(str(fault).split()), file=sys.stderr)
+
+
+def refuse(error: ConfigError) -> None:
+    """Prints the faults, which every rank has found alike, on one rank of each node.
+
+    The others give it time to do so: launchers end all ranks as soon as one has ended.
+    """
+    if speaks():
+        report(error)
+    else:
+        time.sleep(LAST_WORD_SECONDS)
 
 
 def speaks() -> bool:

@@ -59,12 +59,6 @@ REFUSED: dict[frozenset[str], str] = {
         map(frozenset, combinations(("full recompute", "selective recompute", "memory budget"), 2)),
         "a run has one mode",
     ),
-    frozenset({"pipeline", "tensor parallel"}): "a sharding plan is for a whole model, not for a part of one",
-    frozenset({"pipeline", "context parallel"}): "a sharding plan is for a whole model, not for a part of one",
-    frozenset({"pipeline", "sequence parallel"}): "it is a kind of tensor parallel",
-    frozenset({"pipeline", "loss parallel"}): "it is a kind of tensor parallel",
-    frozenset({"expert parallel", "pipeline"}): "a sharding plan is for a whole model, not for a part of one",
-    frozenset({"pipeline", "validate mode"}): "it is a kind of tensor parallel",
 }
 """Pairs that a run may not use together, and why. All other pairs are supported."""
 

@@ -34,6 +34,8 @@ class ParallelDims:
     """Ranks that hold different layers of one copy."""
     ep: int = 1
     """Ranks that hold different experts, neighbours among the dp_shard x cp."""
+    meshes: list[DeviceMesh] = field(default_factory=list, init=False, repr=False)
+    """All over the same ranks: that of the run, then those that divide one of its axes once more."""
     _mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
     _fsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
     _cp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
@@ -82,17 +84,19 @@ class ParallelDims:
         if self.pp > 1:
             axes = {MeshAxisName.PP: self.pp, **axes}  # outermost: neighbours in a pipeline talk least
         mesh = init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(map(str, axes)))
-        self._mesh = mesh
+        self._mesh, self.meshes = mesh, [mesh]
         self._fsdp_mesh = mesh if mesh.mesh_dim_names == fsdp_axes else mesh[fsdp_axes]
         self._loss_group = self._dp_group = _group_over(mesh, fsdp_axes, "loss")
         if self.cp > 1:
             parts = (str(MeshAxisName.DP_SHARD), str(MeshAxisName.CP))
             by_parts = mesh._unflatten(str(MeshAxisName.FSDP), (self.dp_shard, self.cp), parts)
+            self.meshes.append(by_parts)
             self._cp_mesh = by_parts[parts[1]]
             self._dp_group = _group_over(by_parts, (*fsdp_axes[:-1], parts[0]), "dp")
         if self.ep > 1:
             efsdp, ep = str(MeshAxisName.EFSDP), str(MeshAxisName.EP)
             by_experts = mesh._unflatten(fsdp_axes[-1], (self.dp_shard * self.cp // self.ep, self.ep), (efsdp, ep))
+            self.meshes.append(by_experts)
             self._efsdp_mesh = by_experts[(*fsdp_axes[:-1], efsdp)]
             self._expert_mesh = by_experts[(ep, str(MeshAxisName.TP)) if self.tp > 1 else (ep,)]
 

@@ -93,7 +93,7 @@ class Pipeline:
         self._parts, self._group = model_parts, parallel_dims.pp_group
         self._micro_batches = micro_batches
         count = parallelism.pp * stages_per_rank(parallelism)
-        boundary = model_parts[0].boundary(rows, tokens, dtype)
+        boundary = model_parts[0].boundary(rows, tokens, dtype, parallelism)
         losses = (torch.empty((), device="meta"),) * 2
         self._stages = [
             Stage(

@@ -86,13 +86,10 @@ def layer_faults(parallelism: ParallelismConfig, layers: int) -> Iterator[Fault]
         )
 
 
-def schedule_faults(
-    parallelism: ParallelismConfig, *, global_batch_size: int, micro_batch_size: int, dp_size: int
-) -> Iterator[Fault]:
-    """Faults of a schedule, for batches that divide exactly."""
+def schedule_faults(parallelism: ParallelismConfig) -> Iterator[Fault]:
+    """Faults of a schedule, whatever the batches are."""
     schedule, name = schedule_of(parallelism), parallelism.pp_schedule
-    pp, per_rank = parallelism.pp, stages_per_rank(parallelism)
-    allowed = schedule.stages_per_rank
+    per_rank, allowed = stages_per_rank(parallelism), schedule.stages_per_rank
     if per_rank not in allowed:
         many = f"{allowed.start} or more" if allowed == MANY else f"{allowed.start}"
         yield Fault(
@@ -100,13 +97,22 @@ def schedule_faults(
             f"{per_rank}, but pp_schedule {name} has {many} stage(s) on each rank",
             f"set {allowed.start}, or leave it out",
         )
-        return
     if schedule.splits_backward and parallelism.reshards():
         yield Fault(
             "parallelism.reshard_after_forward",
             f"True, but pp_schedule {name} computes gradients of weights apart, for which they must stay gathered",
             "leave it out, or set False",
         )
+
+
+def micro_batch_faults(
+    parallelism: ParallelismConfig, *, global_batch_size: int, micro_batch_size: int, dp_size: int
+) -> Iterator[Fault]:
+    """Faults of a schedule that has the stages it allows, for batches that divide exactly."""
+    schedule, name = schedule_of(parallelism), parallelism.pp_schedule
+    pp, per_rank = parallelism.pp, stages_per_rank(parallelism)
+    if per_rank not in schedule.stages_per_rank:
+        return
     micro_batches = global_batch_size // (micro_batch_size * dp_size)
     factors = (
         f"training.global_batch_size {global_batch_size} / (micro_batch_size {micro_batch_size} x data-parallel size "

@@ -14,6 +14,8 @@ from hyper_parallel.platform import get_platform
 
 _joined_here = False
 """Whether `init_distributed` made this process's group. A caller's own group is used, and left to the caller."""
+_is_first_to_tell: bool | None = None
+"""What `first_to_tell` has answered in this group."""
 
 
 def launched_world_size() -> int:
@@ -27,17 +29,20 @@ def rank() -> int:
 
 
 def first_to_tell() -> bool:
-    """Whether no rank of the process group has asked this before: of ranks that fail alike, one tells why.
+    """Whether this rank of the process group is the first to ask this: of the ranks that fail, one tells why.
 
     No collective, so it works while others wait in one. True without a process group, and where its store is gone
     together with the rank that kept it.
     """
+    global _is_first_to_tell
     if not dist.is_initialized():
         return True
-    try:
-        return bool(dist.distributed_c10d._get_default_store().add("hyper_parallel/failed", 1) == 1)
-    except dist.DistError:
-        return True
+    if _is_first_to_tell is None:
+        try:
+            _is_first_to_tell = dist.distributed_c10d._get_default_store().add("hyper_parallel/failed", 1) == 1
+        except dist.DistError:
+            _is_first_to_tell = True
+    return _is_first_to_tell
 
 
 def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
@@ -51,7 +56,7 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
     Raises:
         ConfigError: torch.distributed has no such backend.
     """
-    global _joined_here
+    global _joined_here, _is_first_to_tell
     if dist.is_initialized():
         return
     backend = get_platform().comm_backend(comm.backend)
@@ -64,7 +69,7 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
         dist.init_process_group(backend, timeout=timeout)
     elif even_alone:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-    _joined_here = dist.is_initialized()
+    _joined_here, _is_first_to_tell = dist.is_initialized(), None
 
 
 def destroy_distributed(*, callers_too: bool = False) -> None:

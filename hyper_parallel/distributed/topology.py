@@ -68,5 +68,12 @@ def _resolved(parallelism: ParallelismConfig, world_size: int) -> Degrees:
     return Degrees(dp_replicate, dp_shard, **model)
 
 
+def given_degrees(parallelism: ParallelismConfig) -> Degrees:
+    """The degrees as they are given, with one for a dp_shard of -1: where they do not multiply to the number of ranks,
+    the rest of a run can still be judged."""
+    p = parallelism
+    return Degrees(p.dp_replicate, max(p.dp_shard, 1), p.cp, p.tp, p.pp)
+
+
 def _product(degrees: dict[str, int]) -> str:
     return " x ".join(f"{name} {degree}" for name, degree in degrees.items())

@@ -60,6 +60,16 @@ def bind_boundary(
     if mode == "validate":
         module.forward = _validating(forward, name, plan, axis, mesh)
         return
+    ins, outs = moves(plan, axis)
+    ins = {argument: move for argument, move in ins.items() if not move.moves_nothing}
+    if ins or not all(move.moves_nothing for move in outs):
+        forward = _moving(forward, ins, outs, mesh)
+    if forward != module.forward:
+        module.forward = forward
+
+
+def moves(plan: ShardingConfig, axis: MeshAxisName) -> tuple[dict[str, Move], list[Move]]:
+    """What the plan declares over `axis`: by argument, and of the outputs in order."""
     ins = {
         argument: Move(
             src := placed(placements, axis),
@@ -73,11 +83,7 @@ def bind_boundary(
         Move(src := placed(placements, axis), dst := placed(out_dst, axis), dst, _grad_behind(src))
         for placements, out_dst in zip(plan.out_src, plan.out_dst or (), strict=plan.out_dst is not None)
     ]
-    ins = {argument: move for argument, move in ins.items() if not move.moves_nothing}
-    if ins or not all(move.moves_nothing for move in outs):
-        forward = _moving(forward, ins, outs, mesh)
-    if forward != module.forward:
-        module.forward = forward
+    return ins, outs
 
 
 def bind_root(module: nn.Module) -> None:
@@ -85,10 +91,16 @@ def bind_root(module: nn.Module) -> None:
     meet between modules, and hands out whole local tensors."""
     forward = module.forward
 
+    def handed_out(x: Any) -> Any:
+        if hasattr(x, "full_tensor"):
+            return x.full_tensor()
+        # FSDP and pipelines change what a model hands out in place, which the local part of a DTensor, a view, forbids.
+        return x.clone() if isinstance(x, torch.Tensor) and x._is_view() else x
+
     def rooted(*args: Any, **kwargs: Any) -> Any:
         with _EqualPlacements():
             output = forward(*args, **kwargs)
-        return tree_map(lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x, output)
+        return tree_map(handed_out, output)
 
     module.forward = rooted
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
 
@@ -79,9 +80,12 @@ class BaseModel(Module):
             received: what the part before this one has `sent`. Empty: this is the first part, or the whole model.
         """
 
-    def boundary(self, rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Meta tensors like those that a part of the model sends to the next for a batch of `rows` x `tokens` computed
-        in `dtype`; those that a gradient comes back for require it. Only models with a `pipelining_fn` are asked."""
+    def boundary(
+        self, rows: int, tokens: int, dtype: torch.dtype, parallelism: ParallelismConfig
+    ) -> tuple[torch.Tensor, ...]:
+        """Meta tensors like those that a part of the model, once parallelised, sends to the next from this rank for a
+        batch of `rows` x `tokens` computed in `dtype`; those that a gradient comes back for require it. Only models
+        with a `pipelining_fn` are asked."""
         raise NotImplementedError(f"{type(self).__name__} is not made to be taken apart")
 
     @abstractmethod

@@ -92,16 +92,13 @@ class Module(nn.Module, Configurable):
         tokens of some experts are a placement of a DTensor.
 
         Raises:
-            TypeError: a parameter is in no plan, so its gradients could differ between ranks; or a plan names a
-                module or an argument that is not there. All of them are named.
+            TypeError: see `check_plan`.
         """
         over_tokens = {MeshAxisName.CP: parallel_dims.cp_mesh, MeshAxisName.EP: parallel_dims.ep_mesh}
         if parallel_dims.tp_mesh is None and not any(over_tokens.values()):
             return
-        assert isinstance(self.config, Module.Config)
-        plan = self.config.sharding
-        plans = [(name, module, _plan_of(name, plan)) for name, module in self.named_modules()]
-        _check_plan(plan, plans)
+        self.check_plan()
+        plans = self._plans()
         for axis, mesh in over_tokens.items():
             for name, module, own in plans:
                 if own is not None and mesh is not None:
@@ -109,6 +106,47 @@ class Module(nn.Module, Configurable):
         _parallelize_matrices(plans, parallel_dims, mode)
         if parallel_dims.tp_mesh is not None and mode == "validate":
             bind_root(self)
+
+    def check_plan(self) -> None:
+        """Compares the plan in `config.sharding` with the modules that there are.
+
+        Raises:
+            TypeError: a parameter is in no plan, so its gradients could differ between ranks; or a plan names a
+                module or an argument that is not there. All of them are named.
+        """
+        plans = self._plans()
+        faults = [
+            f"parameter {name}.{leaf} is in no plan"
+            for name, module, own in plans
+            for leaf, _ in module.named_parameters(recurse=False)
+            if own is None or leaf not in own.state_shardings
+        ]
+        faults += [
+            f"{name}.forward has no argument {argument!r}"
+            for name, module, own in plans
+            if own is not None
+            for argument in own.in_src
+            if argument not in inspect.signature(module.forward).parameters
+        ]
+        faults += [f"{pattern!r} names no module" for pattern in self._sharding() if not self._has(pattern)]
+        if faults:
+            raise TypeError(f"sharding plan: {'; '.join(faults)}")
+
+    def forget_absent_plans(self) -> None:
+        """Of a part of a model: drops the plans of modules that other parts have. They are checked on the whole."""
+        plan = self._sharding()
+        for pattern in [pattern for pattern in plan if not self._has(pattern)]:
+            del plan[pattern]
+
+    def _sharding(self) -> ShardingPlan:
+        assert isinstance(self.config, Module.Config)
+        return self.config.sharding
+
+    def _plans(self) -> list[tuple[str, nn.Module, ShardingConfig | None]]:
+        return [(name, module, _plan_of(name, self._sharding())) for name, module in self.named_modules()]
+
+    def _has(self, pattern: str) -> bool:
+        return any(_matches(pattern, name) for name, _ in self.named_modules())
 
 
 def _parallelize_matrices(
@@ -142,25 +180,6 @@ def _plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
 def _matches(pattern: str, name: str) -> bool:
     parts, names = pattern.split("."), name.split(".")
     return len(parts) == len(names) and all(part in ("*", own) for part, own in zip(parts, names, strict=True))
-
-
-def _check_plan(plan: ShardingPlan, plans: list[tuple[str, nn.Module, ShardingConfig | None]]) -> None:
-    faults = [
-        f"parameter {name}.{leaf} is in no plan"
-        for name, module, own in plans
-        for leaf, _ in module.named_parameters(recurse=False)
-        if own is None or leaf not in own.state_shardings
-    ]
-    faults += [
-        f"{name}.forward has no argument {argument!r}"
-        for name, module, own in plans
-        if own is not None
-        for argument in own.in_src
-        if argument not in inspect.signature(module.forward).parameters
-    ]
-    faults += [f"{pattern!r} names no module" for pattern in plan if not any(_matches(pattern, n) for n, _, _ in plans)]
-    if faults:
-        raise TypeError(f"sharding plan: {'; '.join(faults)}")
 
 
 def canonical_name(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,12 @@ class Move(NamedTuple):
         return bool(self.src == self.dst and self.grad_src == self.grad_dst)
 
 
+def largest_part(size: int, ranks: int) -> int:
+    """Of a dim of `size` elements that is split over ranks as `Shard` does it: rank r has those from r times this on,
+    up to as many as this. The last ranks have fewer where it does not divide."""
+    return -(-size // ranks)
+
+
 def redistribute(x: torch.Tensor, move: Move, group: dist.ProcessGroup) -> torch.Tensor:
     """`x`, this rank's part, laid out as `move.dst` over the ranks of `group`. Dims must divide by their number."""
     if move.moves_nothing:
@@ -51,6 +57,17 @@ class _Redistribute(torch.autograd.Function):
         return change(grad, ctx.move.grad_src, ctx.move.grad_dst, ctx.group), None, None
 
 
+def collective(src: Placement, dst: Placement) -> Literal["all-gather", "all-reduce", "reduce-scatter", "cut", None]:
+    """What changes `src` to `dst`; "cut": each rank takes its part of what it has. None: nothing needs to, or can."""
+    if src.is_shard() and dst.is_replicate():
+        return "all-gather"
+    if src.is_partial() and dst.is_replicate():
+        return "all-reduce"
+    if src.is_partial() and dst.is_shard():
+        return "reduce-scatter"
+    return "cut" if src.is_replicate() and dst.is_shard() else None
+
+
 def change(x: torch.Tensor, src: Placement, dst: Placement, group: dist.ProcessGroup) -> torch.Tensor:
     """`x` changed from `src` to `dst`, without autograd; `x` itself where they are equal.
 
@@ -59,14 +76,15 @@ def change(x: torch.Tensor, src: Placement, dst: Placement, group: dist.ProcessG
     """
     if src == dst:
         return x
-    if src.is_shard() and dst.is_replicate():
-        return _all_gather(x, src.dim, group)
-    if src.is_partial() and dst.is_replicate():
-        return all_reduce(x, group)
-    if src.is_partial() and dst.is_shard():
-        return _reduce_scatter(x, dst.dim, group)
-    if src.is_replicate() and dst.is_shard():
-        return _split(x, dst.dim, group)[dist.get_rank(group)].contiguous()
+    match collective(src, dst):
+        case "all-gather":
+            return _all_gather(x, src.dim, group)
+        case "all-reduce":
+            return all_reduce(x, group)
+        case "reduce-scatter":
+            return _reduce_scatter(x, dst.dim, group)
+        case "cut":
+            return _split(x, dst.dim, group)[dist.get_rank(group)].contiguous()
     raise ValueError(f"a tensor of shape {tuple(x.shape)} cannot be moved from {src} to {dst}")
 
 

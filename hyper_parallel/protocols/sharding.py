@@ -36,7 +36,8 @@ class ShardingConfig:
     """
 
     state_shardings: dict[str, NamedPlacement] = field(default_factory=dict)
-    """Per parameter of the module itself: where it is kept."""
+    """Per parameter of the module itself: where it is kept. Those of spread experts name the axes ep and efsdp, all of
+    them: FSDP stores them over ranks of their own."""
     state_grads: dict[str, NamedPlacement] = field(default_factory=dict)
     """Per parameter: how its gradient comes out of backward."""
     in_src: dict[str, NamedPlacement] = field(default_factory=dict)
@@ -51,6 +52,18 @@ class ShardingConfig:
     """Per tensor of `out_src`: what it is turned into behind the module. None: it is left."""
     local_map: LocalMap | None = None
     """None: in validate mode forward runs on DTensors, and its real output is compared with `out_src`."""
+
+    def __post_init__(self) -> None:
+        """Raises:
+        TypeError: some parameters of a module name ep or efsdp, but not all of them both.
+        """
+        both = {MeshAxisName.EP, MeshAxisName.EFSDP}
+        named = {name: placements.keys() & both for name, placements in self.state_shardings.items()}
+        if any(named.values()) and (partly := [name for name, axes in named.items() if axes != both]):
+            raise TypeError(
+                f"sharding plan: {', '.join(partly)}: all parameters of a module with experts lie on both axes, ep and "
+                "efsdp; name both, or move the parameter into a module of its own"
+            )
 
     @property
     def spreads_experts(self) -> bool:

@@ -18,6 +18,7 @@ from hyper_parallel.components.optimizer import OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.errors import RunError
+from hyper_parallel.distributed.last_words import lost_peers_at
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import destroy_distributed
 from hyper_parallel.platform import get_platform
@@ -73,7 +74,15 @@ class BaseTrainer:
 
     def train(self) -> None:
         """Trains from the newest checkpoint, or from the start, to `training_steps`; or saves the start alone, if
-        `checkpoint.create_seed` asks for that."""
+        `checkpoint.create_seed` asks for that.
+
+        Raises:
+            PeerLostError: another rank has ended, or hangs.
+        """
+        with lost_peers_at(lambda: f"step {self.state.global_step}"):
+            self._train()
+
+    def _train(self) -> None:
         state = self.state
         state.max_steps = self.training_steps  # which may have been changed since it was planned
         self.checkpointer.load()

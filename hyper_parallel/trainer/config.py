@@ -31,7 +31,7 @@ from hyper_parallel.config.sections import (
 from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.activation_checkpoint import activation_checkpoint_faults
 from hyper_parallel.distributed.capabilities import capability_faults
-from hyper_parallel.distributed.topology import Degrees, resolve_degrees
+from hyper_parallel.distributed.topology import Degrees, given_degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
 from hyper_parallel.trainer.pipeline_faults import pipeline_faults
@@ -120,14 +120,18 @@ class TrainerConfig(Configurable.Config):
         p = self.parallelism
         if min(p.dp_replicate, p.cp, p.tp, p.pp, p.ep) >= 1 and (p.dp_shard >= 1 or p.dp_shard == -1):
             try:
-                degrees = resolve_degrees(self.parallelism, world_size)
+                degrees = resolve_degrees(p, world_size)
             except ConfigError as error:
                 yield from error.faults
+                degrees, is_dp_known = given_degrees(p), p.dp_shard != -1
             else:
-                faults = list(_batch_faults(self.training, degrees.dp_replicate * degrees.dp_shard))
-                yield from faults or pipeline_faults(self, degrees.dp_replicate * degrees.dp_shard)
+                is_dp_known = True
                 yield from _expert_faults(self, degrees)
-                yield from capability_faults(self, degrees)
+            dp_size = degrees.dp_replicate * degrees.dp_shard
+            faults = list(_batch_faults(self.training, dp_size)) if is_dp_known else []
+            yield from faults
+            yield from pipeline_faults(self, dp_size if is_dp_known and not faults else None)
+            yield from capability_faults(self, degrees)
         steps = self.training.steps
         if steps is None and self.training.epochs is None:
             steps = DEFAULT_STEPS

@@ -29,16 +29,11 @@ class NonFiniteError(TrainingError):
 class NotFiniteHereError(TrainingError):
     """`debug.check_nan_inf` found numbers that are not finite on this rank."""
 
-    every_rank = False
-
 
 class CallbackError(TrainingError):
     """A callback raised what it should not have. Its traceback is in the log, of the first rank that failed alone."""
 
-    every_rank = False
-
-    def __init__(self, callback: str, moment: str, step: int, rank: int, error: BaseException, *, told: bool) -> None:
-        self.told = told
+    def __init__(self, callback: str, moment: str, step: int, rank: int, error: BaseException) -> None:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         super().__init__(
             f"step {step}: {callback} raised in {moment} on rank {rank}: {cause}; its traceback is in the log; mend "

@@ -26,6 +26,7 @@ from hyper_parallel.config.errors import ConfigError, Fault, RunError, raise_fau
 from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.grad_norm import clip_grad_norm
+from hyper_parallel.distributed.last_words import end_with
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import init_distributed, launched_world_size, rank
 from hyper_parallel.platform import get_platform
@@ -89,6 +90,8 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     writes_elsewhere = getattr(config.checkpoint, "async_mode", None) == "process"
     needs_group = writes_elsewhere or fsdp_needed(training, config.parallelism, world_size)
     init_distributed(config.comm, even_alone=needs_group)
+    if world_size > 1:
+        sys.excepthook = end_with  # in the place of torch's own, under which every rank prints a traceback
     set_up_logging(rank())
     parallel_dims = ParallelDims.from_config(config.parallelism, world_size)
     parallel_dims.build_mesh(platform.device_type)

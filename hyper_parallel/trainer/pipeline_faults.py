@@ -8,28 +8,47 @@ from typing import TYPE_CHECKING
 import torch
 
 from hyper_parallel.config.errors import Fault
-from hyper_parallel.distributed.pipeline_plan import schedule_faults, schedule_of, stages_per_rank
+from hyper_parallel.distributed.pipeline_plan import (
+    micro_batch_faults,
+    schedule_faults,
+    schedule_of,
+    stages_per_rank,
+)
+from hyper_parallel.protocols.model import BaseModel
 
 if TYPE_CHECKING:
     from hyper_parallel.trainer.config import TrainerConfig
 
 
-def pipeline_faults(config: TrainerConfig, dp_size: int) -> Iterator[Fault]:
-    """Faults of a pipeline, for batches that divide exactly. Those that concern its layers are the model's to tell."""
+def pipeline_faults(config: TrainerConfig, dp_size: int | None) -> Iterator[Fault]:
+    """Faults of a pipeline. Those that concern its layers are the model's to tell.
+
+    Args:
+        dp_size: data-parallel ranks. None: batches do not divide exactly over them, or they are not known.
+    """
     parallelism, training, spec = config.parallelism, config.training, config.model_spec
     if parallelism.pp == 1 or min(training.micro_batch_size, parallelism.pp_virtual_stages or 1) < 1:
         return
-    yield from schedule_faults(
-        parallelism,
-        global_batch_size=training.global_batch_size,
-        micro_batch_size=training.micro_batch_size,
-        dp_size=dp_size,
-    )
+    yield from schedule_faults(parallelism)
+    if dp_size is not None:
+        yield from micro_batch_faults(
+            parallelism,
+            global_batch_size=training.global_batch_size,
+            micro_batch_size=training.micro_batch_size,
+            dp_size=dp_size,
+        )
+    made = None if spec is None or spec.model is None else type(spec.model).owner
     per_rank, maker = stages_per_rank(parallelism), getattr(config.optimizer, "callable", None)
     refused = {
         "model_spec.pipelining_fn": (
             spec is not None and spec.pipelining_fn is None,
             "None: this family cannot be taken apart",
+        ),
+        "model_spec.model": (
+            spec is not None
+            and spec.pipelining_fn is not None
+            and getattr(made, "boundary", None) is BaseModel.boundary,
+            f"{getattr(made, '__name__', '')} has no boundary(), which tells what one part of it sends to the next",
         ),
         "model_spec.clip_grad_fn": (
             spec is not None and spec.clip_grad_fn is not None,

@@ -15,6 +15,7 @@ from tests.trainer import (
     test_context_parallel,
     test_expert_parallel,
     test_pipeline,
+    test_pipeline_plans,
     test_tensor_parallel,
 )
 from tests.trainer.runs import tiny_config, with_parallelism
@@ -23,7 +24,13 @@ from tests.trainer.runs import tiny_config, with_parallelism
 def compared_pairs() -> set[frozenset[str]]:
     """Pairs of features that occur together in a case of the parity tests."""
     pairs = set()
-    tests = test_tensor_parallel, test_context_parallel, test_expert_parallel, test_activation_memory
+    tests = (
+        test_tensor_parallel,
+        test_context_parallel,
+        test_expert_parallel,
+        test_pipeline_plans,
+        test_activation_memory,
+    )
     spread = [item for test in tests for item in test.CASES.items()]
     runs = [(world_size, case.config("unused", 50)) for world_size, cases in spread for case in cases.values()]
     for world_size, cases in test_pipeline.CASES.items():

@@ -16,6 +16,7 @@ from hyper_parallel.distributed.pipeline_plan import (
     SCHEDULES,
     layer_faults,
     layers_of_stages,
+    micro_batch_faults,
     schedule_faults,
     stages_of_rank,
     stages_per_rank,
@@ -55,7 +56,7 @@ def faults(micro_batches: int, **parallelism: Any) -> list[str]:
     """Of a run with that many micro-batches of 2 rows on 3 data-parallel ranks."""
     config = ParallelismConfig(**parallelism)
     batch = {"global_batch_size": 6 * micro_batches, "micro_batch_size": 2, "dp_size": 3}
-    return [str(fault) for fault in schedule_faults(config, **batch)]
+    return [str(fault) for fault in (*schedule_faults(config), *micro_batch_faults(config, **batch))]
 
 
 def test_fewer_layers_than_stages() -> None:

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from hyper_parallel.components.loss import CrossEntropyLoss
+from hyper_parallel.config.sections import ParallelismConfig
+from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.models.common.decoder import Decoder
-from hyper_parallel.models.common.pipeline import part
+from hyper_parallel.models.common.pipeline import part, pipeline_decoder
 from hyper_parallel.models.qwen3_moe import create_model_spec
 from hyper_parallel.protocols.model import ModelOutput
+from hyper_parallel.trainer.config import TrainerConfig
 from tests.trainer.runs import TINY
 
 CUTS = ([0], [1, 2], [3])
@@ -95,6 +98,45 @@ def test_initial_weights_do_not_depend_on_the_cut() -> None:
         assert all(torch.equal(parameter, expected[name]) for name, parameter in made.named_parameters())
 
 
+SPLIT = ParallelismConfig(pp=3, tp=2, sequence_parallel=True)
+
+
+def split_model() -> Decoder:
+    """A model with a tensor-parallel plan, which nothing has applied yet."""
+    model = whole_model()
+    config = TrainerConfig(parallelism=SPLIT)
+    model.config.update_from_config(config)
+    return model
+
+
+def test_each_part_has_the_plans_of_its_own_modules() -> None:
+    model = split_model()
+    parts = parts_of(model)
+    for made in parts:
+        made.check_plan()
+    first, middle, last = (made.config.sharding.keys() for made in parts)
+    assert first | middle | last == model.config.sharding.keys()
+    assert {"embed_tokens", "norm", "lm_head"} & first == {"embed_tokens"}
+    assert not {"embed_tokens", "norm", "lm_head"} & middle
+    assert {name for name in middle if name.startswith("layers.1.")} and "layers.3.mlp.experts" not in middle
+    assert {"handed_in", "handed_on"} <= middle
+
+
+def test_a_plan_is_compared_with_the_whole_model() -> None:
+    """A part cannot tell a wrong name from one of another part."""
+    model = split_model()
+    plan = model.config.sharding
+    plan["layers.9.mlp"] = plan["layers.0.mlp"]
+    del plan["lm_head"]
+    with pytest.raises(TypeError, match=r"parameter lm_head.weight is in no plan; 'layers\.9\.mlp' names no module$"):
+        pipeline_decoder(model, ParallelDims(dp_replicate=1, dp_shard=1, pp=3, tp=2), parallelism=SPLIT)
+
+
+def test_a_rank_sends_its_own_tokens() -> None:
+    hidden, *_ = split_model().boundary(ROWS, TOKENS, torch.float64, SPLIT)
+    assert hidden.shape == (ROWS, TOKENS // 2, 32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rounding", ["none", "transformers"])
 def test_the_boundary_is_what_is_sent(dtype: torch.dtype, rounding: str) -> None:
@@ -103,10 +145,10 @@ def test_the_boundary_is_what_is_sent(dtype: torch.dtype, rounding: str) -> None
         torch.zeros(ROWS, TOKENS, dtype=torch.int64),
         received=[
             torch.zeros_like(meta, device="cpu", requires_grad=meta.requires_grad)
-            for meta in model.boundary(ROWS, TOKENS, dtype)
+            for meta in model.boundary(ROWS, TOKENS, dtype, ParallelismConfig())
         ],
     ).sent
-    declared = model.boundary(ROWS, TOKENS, dtype)
+    declared = model.boundary(ROWS, TOKENS, dtype, ParallelismConfig())
     assert [(t.shape, t.dtype, t.requires_grad) for t in sent] == [
         (t.shape, t.dtype, t.requires_grad) for t in declared
     ]

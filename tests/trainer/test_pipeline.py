@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hyper_parallel.config.target import Target
 from hyper_parallel.models import load_hf
 from hyper_parallel.models.qwen3 import create_model_spec as create_dense_spec
 from hyper_parallel.models.qwen3_moe import create_model_spec as create_moe_spec
+from hyper_parallel.protocols.model import BaseModel
 from hyper_parallel.trainer import HyperTrainer
 from hyper_parallel.trainer.callbacks import MoEMonitorCallback
 from hyper_parallel.trainer.config import TrainerConfig
@@ -164,6 +166,41 @@ def test_refused_before_any_process_group(dump_folder: str, change: Case, expect
     config = config_of(Path(dump_folder), {"model": "moe"} | change)
     (fault,) = config.cross_faults(change["pp"])
     assert str(fault).startswith(expected)
+
+
+def test_a_world_that_does_not_fit_hides_no_other_fault(dump_folder: str) -> None:
+    change = {"pp": 2, "tp": 2, "dp_shard": 1, "mode": "validate", "compiled": True, "micro_batch_size": 8}
+    config = config_of(Path(dump_folder), {"model": "moe"} | change)
+    faults = {fault.path: fault.fact for fault in config.cross_faults(6)}
+    assert faults.keys() == {"parallelism.dp_shard", "parallelism.pp_schedule", "compile.enable"}
+    assert faults["parallelism.dp_shard"].endswith(" x tp 2 x pp 2 = 4 ranks, but the world size is 6")
+    # What is left for dp_shard is not known, and with it the micro-batches.
+    config.parallelism.dp_shard = -1
+    assert [fault.path for fault in config.cross_faults(6)] == ["parallelism.tp", "compile.enable"]
+    config.training.micro_batch_size, config.parallelism.dp_replicate = 3, 2
+    config.model_spec = dataclasses.replace(config.model_spec, pipelining_fn=None)
+    assert [fault.path for fault in config.cross_faults(8)] == [
+        "training.global_batch_size",
+        "model_spec.pipelining_fn",
+        "compile.enable",
+    ]
+
+
+class WithoutBoundary(BaseModel):
+    """A model that its family takes apart, but that does not say what its parts send."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(BaseModel.Config):
+        """Nothing to set."""
+
+
+def test_a_model_without_a_boundary_is_refused(dump_folder: str) -> None:
+    config = config_of(Path(dump_folder), {"model": "moe", "pp": 2})
+    config.model_spec = dataclasses.replace(config.model_spec, model=WithoutBoundary.Config())
+    assert [str(fault) for fault in config.cross_faults(2)] == [
+        "model_spec.model: WithoutBoundary has no boundary(), which tells what one part of it sends to the next; "
+        "parallelism.pp is 2; change it, or set parallelism.pp 1"
+    ]
 
 
 def test_functions_and_optimizers_that_know_no_pipeline_are_refused(dump_folder: str) -> None:

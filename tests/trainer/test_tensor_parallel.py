@@ -337,9 +337,6 @@ def test_a_wrong_plan_is_found_and_a_right_one_gives_whole_logits(tmp_path: Path
             32,
             ["heads 6", "value_heads 3", "moe_intermediate_size 18", "intermediate_size 50"],
         ),
-        ({"vocab_size": 4097}, {"tp": 2}, 32, ["vocab_size 4097"]),
-        ({"vocab_size": 4097, "tie_word_embeddings": True}, {"tp": 2}, 32, []),
-        ({"vocab_size": 4097, "tie_word_embeddings": True}, {"tp": 2, "loss_parallel": True}, 32, ["size 4097"]),
         ({}, {"tp": 2, "sequence_parallel": True}, 33, ["33 is not a multiple of parallelism.tp 2"]),
     ],
 )

@@ -65,7 +65,7 @@ class Attention(Module):
         self.q_norm, self.k_norm = norm.build(), norm.build()
         self.heads = HeadAttention.Config().build()
 
-    def forward(self, x_BTC: torch.Tensor, rope: RopeTables, documents: DocumentGroups) -> torch.Tensor:
+    def forward(self, x_BTC: torch.Tensor, rope: RopeTables, documents: DocumentGroups | None) -> torch.Tensor:
         def heads(projected: torch.Tensor) -> torch.Tensor:
             return projected.unflatten(2, (-1, self.head_dim))
 
@@ -86,11 +86,11 @@ class HeadAttention(Module):
         k_BTKD: torch.Tensor,
         v_BTKD: torch.Tensor,
         rope: RopeTables,
-        documents: DocumentGroups,
+        documents: DocumentGroups | None,
     ) -> torch.Tensor:
         """[B, T, H, D]"""
         q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
-        if documents.gather is None:
+        if documents is None:
             return causal_attention(q_BTHD, k_BTKD, v_BTKD)
         return self.attend_eagerly(partial(document_attention, documents=documents), q_BTHD, k_BTKD, v_BTKD)
 
@@ -102,14 +102,14 @@ class HeadAttention(Module):
 
 
 def document_attention(
-    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
+    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups | None
 ) -> torch.Tensor:
     """Causal attention of each document on itself, [B, T, H, D].
 
     One call per group of documents instead of a dense mask: work is the sum of squared document lengths, not the
     square of the row.
     """
-    if documents.gather is None:
+    if documents is None:
         return causal_attention(q_BTHD, k_BTKD, v_BTKD)
     sizes = [count * length for count, length in documents.shapes]
     q, k, v = (x.flatten(0, 1).index_select(0, documents.gather).split(sizes) for x in (q_BTHD, k_BTKD, v_BTKD))

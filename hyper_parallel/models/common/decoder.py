@@ -14,7 +14,7 @@ from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_lea
 from hyper_parallel.distributed.pipeline_plan import layer_faults
 from hyper_parallel.models.common.attention import Attention
 from hyper_parallel.models.common.documents import DocumentGroups, WholeRows
-from hyper_parallel.models.common.embedding import Embedding, TiedHead
+from hyper_parallel.models.common.embedding import Embedding, TiedHead, WholeVocabulary
 from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.linear import Linear
 from hyper_parallel.models.common.moe import LoadBalancing, MoE, RouterStats, summed
@@ -50,7 +50,7 @@ class Block(Module):
         self.mlp = config.mlp.build()
 
     def forward(
-        self, hidden_BTC: torch.Tensor, rope: RopeTables, documents: DocumentGroups
+        self, hidden_BTC: torch.Tensor, rope: RopeTables, documents: DocumentGroups | None
     ) -> tuple[torch.Tensor, RouterStats | None]:
         """The residual stream behind the layer, and what its router did (None without experts)."""
         hidden_BTC = hidden_BTC + self.self_attn(self.input_layernorm(hidden_BTC), rope, documents)
@@ -63,6 +63,13 @@ class Output(Module):
 
     def forward(self, hidden_BTC: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         return function(hidden_BTC)
+
+
+class Handover(Module):
+    """The residual stream on its way from one part of the model to the next: a module, so that it has a boundary."""
+
+    def forward(self, hidden_BTC: torch.Tensor) -> torch.Tensor:
+        return hidden_BTC
 
 
 class Decoder(BaseModel):
@@ -156,6 +163,10 @@ class Decoder(BaseModel):
             parallelism = trainer_config.parallelism
             if max(parallelism.tp, parallelism.cp, parallelism.ep) > 1:
                 self.set_sharding_config(parallelism)
+            if parallelism.pp > 1 and self.sharding:
+                from hyper_parallel.models.common.decoder_sharding import handover_plan
+
+                self.sharding |= handover_plan(parallelism)
             if parallelism.cp > 1 and self.sharding:
                 from hyper_parallel.models.common.context_parallel.plan import with_context_parallel
 
@@ -242,8 +253,11 @@ class Decoder(BaseModel):
             ).build()
         self.rows = WholeRows.Config().build()
         self.balance = LoadBalancing.Config().build()
+        self.vocabulary = WholeVocabulary.Config(vocab_size=config.vocab_size).build()
         self.logits_output = Output.Config().build()
         self.loss_output = Output.Config().build()
+        self.handed_in = Handover.Config().build()
+        self.handed_on = Handover.Config().build()
         self.experts_of_layer = {
             layer: block.mlp.num_experts for layer, block in enumerate(self.layers) if isinstance(block.mlp, MoE)
         }
@@ -263,7 +277,7 @@ class Decoder(BaseModel):
             raise ValueError(f"rows of {tokens} tokens are above max_position_embeddings {self.max_seq_len}")
         rows = self.rows(input_ids_BT, position_ids_BT, cu_seqlens, labels_BT)
 
-        hidden_BTC = received[0] if received else self.embed_tokens(rows.input_ids_BT)
+        hidden_BTC = self.handed_in(received[0]) if received else self.embed_tokens(rows.input_ids_BT)
         rope = rope_tables(
             self.config.rope_parameters,
             rows.position_ids_BT,
@@ -280,7 +294,7 @@ class Decoder(BaseModel):
         totals = self._router_totals(received, list(stats.values()), hidden_BTC)
         output = ModelOutput(tokens_per_expert=self._tokens_per_expert(stats, hidden_BTC.device))
         if self.norm is None:
-            return output._replace(sent=(hidden_BTC, *(totals or ())))
+            return output._replace(sent=(self.handed_on(hidden_BTC), *(totals or ())))
 
         hidden_BTC = self.norm(hidden_BTC)
         if totals is not None:
@@ -289,29 +303,38 @@ class Decoder(BaseModel):
             output = output._replace(aux_loss_sum=self.balance_coefficient * balance_B.sum())
         head = TiedHead(self.embed_tokens) if self.config.tie_word_embeddings else self.lm_head
         if loss_fn is None:
-            return output._replace(logits=self.logits_output(hidden_BTC, head))
+            logits_BTV = self.logits_output(hidden_BTC, lambda hidden_BTC: self.vocabulary(head(hidden_BTC)))
+            return output._replace(logits=logits_BTV)
         if rows.labels_BT is None:
             raise ValueError("loss_fn is given without labels_BT")
         loss_sum = self.loss_output(hidden_BTC, lambda hidden_BTC: loss_fn(hidden_BTC, head, rows.labels_BT))
         return output._replace(loss_sum=loss_sum)
 
-    def boundary(self, rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def boundary(
+        self, rows: int, tokens: int, dtype: torch.dtype, parallelism: ParallelismConfig
+    ) -> tuple[torch.Tensor, ...]:
         """The residual stream and, where they are balanced, what the routers before it did (`RouterStats`)."""
-        config = self.config
+        from hyper_parallel.models.common.decoder_sharding import sequence_ranks
+
         with torch.device("meta"):
-            hidden_BTC = torch.empty(rows, tokens, config.hidden_size, dtype=dtype, requires_grad=True)
-            if not (self.experts_of_layer and self.balance_coefficient):
-                return (hidden_BTC,)
-            rounds_float64 = config.float64_rounding == "transformers"
-            wide = torch.float32 if rounds_float64 else torch.promote_types(dtype, torch.float32)
-            tokens_BE = torch.empty(rows, max(self.experts_of_layer.values()), dtype=torch.int64)
-            return hidden_BTC, tokens_BE, torch.empty_like(tokens_BE, dtype=wide, requires_grad=True)
+            own_BT = self.rows(torch.empty(rows, tokens, dtype=torch.int64), None, None, None).input_ids_BT
+            own_tokens = own_BT.shape[1] // sequence_ranks(parallelism)
+            hidden_BTC = torch.empty(rows, own_tokens, self.config.hidden_size, dtype=dtype, requires_grad=True)
+        return hidden_BTC, *self._router_boundary(rows, dtype)
+
+    def _router_boundary(self, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        if not (self.experts_of_layer and self.balance_coefficient):
+            return ()
+        rounds_float64 = self.config.float64_rounding == "transformers"
+        wide = torch.float32 if rounds_float64 else torch.promote_types(dtype, torch.float32)
+        tokens_BE = torch.empty(rows, max(self.experts_of_layer.values()), dtype=torch.int64, device="meta")
+        return tokens_BE, torch.empty_like(tokens_BE, dtype=wide, requires_grad=True)
 
     def _router_totals(
         self, received: Sequence[torch.Tensor], stats: list[RouterStats], hidden_BTC: torch.Tensor
     ) -> RouterStats | None:
         """What all routers up to here did. None: there is no auxiliary loss to compute from it."""
-        boundary = self.boundary(*hidden_BTC.shape[:2], hidden_BTC.dtype)[1:]
+        boundary = self._router_boundary(len(hidden_BTC), hidden_BTC.dtype)
         before = received[1:] or [torch.zeros_like(meta, device=hidden_BTC.device) for meta in boundary]
         return summed([RouterStats(*before), *stats]) if before else None
 

@@ -15,8 +15,13 @@ from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.models.common.expert_parallel import dispatched_experts
 from hyper_parallel.models.common.moe import MoE
-from hyper_parallel.models.common.tensor_parallel import row_parallel_linear_with_bias, vocabulary_parallel_embedding
+from hyper_parallel.models.common.tensor_parallel import (
+    gather_vocabulary,
+    row_parallel_linear_with_bias,
+    vocabulary_parallel_embedding,
+)
 from hyper_parallel.protocols.mesh import MeshAxisName
+from hyper_parallel.protocols.redistribute import largest_part
 from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan
 
 if TYPE_CHECKING:
@@ -48,6 +53,11 @@ def summand() -> NamedPlacement:
 def stream(parallelism: ParallelismConfig) -> NamedPlacement:
     """The residual stream between layers."""
     return split(SEQUENCE) if parallelism.sequence_parallel else whole()
+
+
+def sequence_ranks(parallelism: ParallelismConfig) -> int:
+    """Ranks that each have a part of the tokens of the residual stream."""
+    return parallelism.tp if parallelism.sequence_parallel else 1
 
 
 def column_linear(*, bias: bool) -> ShardingConfig:
@@ -182,11 +192,21 @@ def vocabulary_plan(config: Decoder.Config, parallelism: ParallelismConfig) -> S
         ),
         "norm": norm(place),
         "loss_output": output,
-        "logits_output": replace(output, out_src=(split(FEATURE) if is_split else whole(),), out_dst=(whole(),)),
+        "logits_output": replace(output, out_src=(whole(),)),
+        "vocabulary": ShardingConfig(local_map=LocalMap(forward=gather_vocabulary if is_split else None)),
     }
     if not config.tie_word_embeddings:
         plan["lm_head"] = ShardingConfig(state_shardings={"weight": rows}, local_map=LocalMap())
     return plan
+
+
+def handover_plan(parallelism: ParallelismConfig) -> ShardingPlan:
+    """Between the parts of a pipeline the residual stream stays as it lies: a rank hands on what it has of it."""
+    place = stream(parallelism)
+    return {
+        "handed_in": ShardingConfig(in_src={"hidden_BTC": place}, out_src=(place,)),
+        "handed_on": ShardingConfig(in_src={"hidden_BTC": place}, local_map=LocalMap()),
+    }
 
 
 def expert_faults(config: Decoder.Config, parallelism: ParallelismConfig) -> Iterator[Fault]:
@@ -203,17 +223,23 @@ def expert_faults(config: Decoder.Config, parallelism: ParallelismConfig) -> Ite
 
 
 def divisibility_faults(config: Decoder.Config, parallelism: ParallelismConfig, seq_len: int) -> Iterator[Fault]:
-    """Faults of sizes that do not divide by the tensor-parallel degree."""
+    """Faults of sizes that do not divide by the tensor-parallel degree. The vocabulary need not: the last ranks have
+    fewer of its rows, but some."""
     tp = parallelism.tp
     sizes = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.kv_heads}
-    if parallelism.loss_parallel or not config.tie_word_embeddings:
-        sizes["vocab_size"] = config.vocab_size
     for layer in range(config.num_hidden_layers):
         mlp = config.mlp(layer)
         sizes["moe_intermediate_size" if isinstance(mlp, MoE.Config) else "intermediate_size"] = mlp.intermediate_size
     for name, size in sizes.items():
         if size % tp:
             yield Fault("parallelism.tp", f"{tp} does not divide the model's {name} {size}", f"set a divisor of {size}")
+    is_split = parallelism.loss_parallel or not config.tie_word_embeddings
+    if is_split and (tp - 1) * (rows := largest_part(config.vocab_size, tp)) >= config.vocab_size:
+        yield Fault(
+            "parallelism.tp",
+            f"of the model's vocab_size {config.vocab_size}, in parts of {rows} rows, the last of {tp} ranks has none",
+            "set a smaller tp",
+        )
     if parallelism.sequence_parallel and seq_len % tp:
         yield Fault(
             "training.seq_len",

@@ -15,7 +15,7 @@ _PADDING_TOKENS = 16
 _PADDING_SHARE = 8  # of the longest document of a group: at most an eighth
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: torch.compile would read all fields of one, and compile anew for each packing
 class DocumentGroups:
     """Documents of like length as batches, each padded at its end to the longest.
 
@@ -24,10 +24,10 @@ class DocumentGroups:
 
     shapes: tuple[tuple[int, int], ...]
     """(documents, tokens of the longest) of each group."""
-    gather: torch.Tensor | None = None
+    gather: torch.Tensor
     """For each position of all groups in order: the token of the flattened batch that stands there; a padding repeats
-    its document's last token. None: the batch itself, a single group of whole rows."""
-    scatter: torch.Tensor | None = None
+    its document's last token."""
+    scatter: torch.Tensor
     """For each token of the flattened batch: its position among the groups."""
 
 
@@ -39,7 +39,8 @@ class Rows(NamedTuple):
     """[B or 1, T] position of each token in its document."""
     labels_BT: torch.Tensor | None
     documents: Any
-    """What the attention of every layer is told: DocumentGroups, or what takes its place in a parallel plan."""
+    """What the attention of every layer is told: DocumentGroups, None where every row is one document, or what takes
+    their place in a parallel plan."""
     row_tokens: int
     """Tokens of a whole row: T, unless ranks share rows."""
 
@@ -63,15 +64,15 @@ class WholeRows(Module):
 
 def document_groups(
     cu_seqlens: Sequence[int] | None, rows: int, row_tokens: int, device: torch.device
-) -> DocumentGroups:
-    """Groups of the documents of a batch. `cu_seqlens` None: each row is one document.
+) -> DocumentGroups | None:
+    """Groups of the documents of a batch; None where each row is one document, as it is where `cu_seqlens` is None.
 
     Raises:
         ValueError: the boundaries do not start with 0, rise and end with rows x row_tokens, or leave out a row's end.
     """
     if cu_seqlens is None or len(cu_seqlens) == rows + 1:
         check_boundaries(cu_seqlens or range(0, rows * row_tokens + 1, row_tokens), rows, row_tokens)
-        return DocumentGroups(((rows, row_tokens),))
+        return None
     check_boundaries(cu_seqlens, rows, row_tokens)
     documents = sorted(((end - start, start) for start, end in pairwise(cu_seqlens)), reverse=True)
     shapes: list[list[int]] = []

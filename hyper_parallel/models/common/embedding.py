@@ -27,12 +27,31 @@ class Embedding(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.config: Embedding.Config = config
         self.add_parameter(
             "weight", config.vocab_size, config.hidden_size, role="embedding", init=Normal(config.init_std)
         )
 
     def forward(self, input_ids_BT: torch.Tensor) -> torch.Tensor:
         return F.embedding(input_ids_BT, self.weight)
+
+
+class WholeVocabulary(Module):
+    """Where the logits of all rows of the vocabulary are together: a module, so that a plan may bring them there."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        """Size of the vocabulary."""
+
+        vocab_size: int
+        """Rows of the output matrix."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.config: WholeVocabulary.Config = config
+
+    def forward(self, logits_BTV: torch.Tensor) -> torch.Tensor:
+        return logits_BTV
 
 
 class TiedHead:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.distributed.kept_values import keep
+from hyper_parallel.models.common.grouped_linear import has_shape_alone
 from hyper_parallel.models.common.moe import Experts
 from hyper_parallel.protocols.collectives import all_to_all
 
@@ -73,7 +74,11 @@ def plan_dispatch(experts_BTK: torch.Tensor, rows_E: torch.Tensor, group: dist.P
     sent_RE = rows_E.view(ranks, -1)
     one_each = [1] * ranks
     received_RE = all_to_all(sent_RE, one_each, one_each, group)
-    sent, received = torch.stack([sent_RE.sum(1), received_RE.sum(1)]).tolist()
+    if has_shape_alone(sent_RE):  # a rehearsal, which takes equal shares for granted
+        shares = [len(part) for part in torch.arange(experts_BTK.numel()).tensor_split(ranks)]
+        sent, received = shares, [shares[dist.get_rank(group)]] * ranks
+    else:
+        sent, received = torch.stack([sent_RE.sum(1), received_RE.sum(1)]).tolist()
     local = torch.arange(sent_RE.shape[1], device=rows_E.device).repeat(ranks)
     experts = local.repeat_interleave(received_RE.flatten(), output_size=sum(received))
     return Dispatch(experts_BTK.flatten().argsort(stable=True), sent, received, experts, received_RE.sum(0))

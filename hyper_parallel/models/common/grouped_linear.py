@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 
 _GROUPED_MM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GROUPED_MM_ALIGNMENT_BYTES = 16
@@ -24,11 +25,11 @@ def grouped_linear(x_ND: torch.Tensor, weight_EFD: torch.Tensor, rows_E: torch.T
 
 
 def grouped_mm_applies(x_ND: torch.Tensor, weight_EFD: torch.Tensor) -> bool:
-    """Whether `F.grouped_mm` takes this: its dtypes, all rows whole multiples of 16 bytes, and, under torch.compile,
-    whose shape rule for it knows no other, bfloat16."""
+    """Whether `F.grouped_mm` takes this: its dtypes, all rows whole multiples of 16 bytes, and, where there are shapes
+    alone, for whose rule there is no other, bfloat16."""
     if x_ND.dtype not in _GROUPED_MM_DTYPES or x_ND.dtype != weight_EFD.dtype:
         return False
-    if torch.compiler.is_compiling() and x_ND.dtype != torch.bfloat16:
+    if has_shape_alone(x_ND) and x_ND.dtype != torch.bfloat16:
         return False
     return all(size * x_ND.element_size() % _GROUPED_MM_ALIGNMENT_BYTES == 0 for size in weight_EFD.shape[1:])
 
@@ -41,7 +42,12 @@ def preferred_row_multiple(x_ND: torch.Tensor) -> int:
     padding rows would have to be known.
     """
     is_narrow = x_ND.is_cpu and x_ND.element_size() < 4
-    return _NARROW_CPU_ROWS if is_narrow and not torch.compiler.is_compiling() else 1
+    return _NARROW_CPU_ROWS if is_narrow and not has_shape_alone(x_ND) else 1
+
+
+def has_shape_alone(x: torch.Tensor) -> bool:
+    """Whether there are no numbers: under torch.compile, and on fake tensors."""
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
 # An operator of our own, because the loop depends on the counts: torch.compile and fake tensors then see one node.

@@ -17,7 +17,12 @@ def pipeline_decoder(model: Decoder, parallel_dims: ParallelDims, *, parallelism
     Args:
         model: on meta, not parallelised yet; it is left as it is.
         parallel_dims: with its mesh built.
+
+    Raises:
+        TypeError: the sharding plan does not fit the whole model.
     """
+    if model.config.sharding:
+        model.check_plan()
     layers = layers_of_stages(parallelism, len(model.layers))
     return [
         part(model, layers[stage], is_first=stage == 0, is_last=stage == len(layers) - 1)
@@ -42,4 +47,5 @@ def part(model: Decoder, layers: Collection[int], *, is_first: bool, is_last: bo
             made.copied_parameters = ("embed_tokens.weight",)
         else:
             made.embed_tokens = None
+    made.forget_absent_plans()
     return made

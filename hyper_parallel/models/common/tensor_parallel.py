@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from hyper_parallel.models.common.embedding import Embedding
+from hyper_parallel.models.common.embedding import Embedding, WholeVocabulary
 from hyper_parallel.models.common.linear import Linear
+from hyper_parallel.protocols.redistribute import Move, largest_part, redistribute
 
 
 def vocabulary_parallel_embedding(
@@ -15,9 +16,23 @@ def vocabulary_parallel_embedding(
 ) -> torch.Tensor:
     """[B, T, C]: the vectors of the tokens whose rows are on this rank, 0 for others; the sum over ranks is whole."""
     rows_VC = module.weight
-    own_ids_BT = input_ids_BT - dist.get_rank(group) * rows_VC.shape[0]
+    first_row = dist.get_rank(group) * largest_part(module.config.vocab_size, dist.get_world_size(group))
+    own_ids_BT = input_ids_BT - first_row
     is_own_BT = (own_ids_BT >= 0) & (own_ids_BT < rows_VC.shape[0])
     return F.embedding(own_ids_BT.where(is_own_BT, 0), rows_VC) * is_own_BT[..., None]
+
+
+def gather_vocabulary(module: WholeVocabulary, group: dist.ProcessGroup, logits_BTV: torch.Tensor) -> torch.Tensor:
+    """[B, T, vocab_size] on every rank, from the logits of each rank's own rows of the vocabulary.
+
+    Collectives take parts of one size: shorter ones are padded on the way.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    vocab_size, last = module.config.vocab_size, logits_BTV.dim() - 1
+    missing = largest_part(vocab_size, dist.get_world_size(group)) - logits_BTV.shape[last]
+    move = Move(Shard(last), Replicate(), Replicate(), Shard(last))
+    return redistribute(F.pad(logits_BTV, (0, missing)), move, group)[..., :vocab_size]
 
 
 def row_parallel_linear_with_bias(module: Linear, group: dist.ProcessGroup, x: torch.Tensor) -> torch.Tensor:

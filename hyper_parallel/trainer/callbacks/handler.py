@@ -69,7 +69,6 @@ class CallbackHandler:
 
 def failed_callback(name: str, moment: str, state: TrainerState, error: BaseException) -> CallbackError:
     """What to raise for `error`, whose traceback is logged, by the first rank that fails alone."""
-    told = not first_to_tell()
-    if not told:
+    if first_to_tell():
         logger.error("the traceback of what ends the run:", exc_info=error)
-    return CallbackError(name, moment, state.global_step, rank(), error, told=told)
+    return CallbackError(name, moment, state.global_step, rank(), error)

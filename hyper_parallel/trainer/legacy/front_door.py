@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hyper_parallel.config import manager
 from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.distributed.last_words import tell
 
 
 class FrontDoorError(ConfigError, SystemExit):
@@ -21,6 +21,5 @@ def front_door() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if manager.speaks():
-            manager.report(error)
+        tell(error)
         raise FrontDoorError(error.faults) from None

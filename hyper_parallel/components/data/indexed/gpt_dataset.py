@@ -34,8 +34,6 @@ _IGNORE_INDEX = -100
 class TokenIdError(RunError):
     """The data holds a token id that the model has no embedding for."""
 
-    every_rank = False
-
 
 class _Member(NamedTuple):
     dataset: IndexedDataset

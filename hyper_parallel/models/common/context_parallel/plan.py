@@ -14,6 +14,7 @@ from hyper_parallel.models.common.context_parallel.boundaries import (
     own_part_of_rows,
     spread_head_attention,
 )
+from hyper_parallel.models.common.decoder_sharding import sequence_ranks
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan
 
@@ -32,7 +33,7 @@ def with_context_parallel(plan: ShardingPlan, parallelism: ParallelismConfig) ->
     def split(placement: NamedPlacement) -> NamedPlacement:
         return placement | {MeshAxisName.CP: Shard(1)}
 
-    heads, unit = plan["layers.*.self_attn.heads"], row_unit(parallelism)
+    heads, unit = plan["layers.*.self_attn.heads"], sequence_ranks(parallelism)
     attention = ATTENTIONS[parallelism.cp_method]
     return plan | {
         "rows": ShardingConfig(local_map=on_ranks(partial(own_part_of_rows, attention=attention, unit=unit))),
@@ -49,11 +50,6 @@ def with_context_parallel(plan: ShardingPlan, parallelism: ParallelismConfig) ->
     }
 
 
-def row_unit(parallelism: ParallelismConfig) -> int:
-    """What the tokens of every part must be a multiple of: under sequence_parallel each is split once more."""
-    return parallelism.tp if parallelism.sequence_parallel else 1
-
-
 def context_parallel_faults(num_attention_heads: int, parallelism: ParallelismConfig, seq_len: int) -> Iterator[Fault]:
     """Faults of sizes that cannot be spread over the context-parallel ranks."""
     cp, tp = parallelism.cp, parallelism.tp
@@ -65,7 +61,7 @@ def context_parallel_faults(num_attention_heads: int, parallelism: ParallelismCo
             "spreads over the ranks",
             "set a divisor, or cp_method ring or allgather",
         )
-    fewest = cp * row_unit(parallelism)
+    fewest = cp * sequence_ranks(parallelism)
     if seq_len < fewest:
         factors = f"cp {cp} x tp {tp} = {fewest}" if parallelism.sequence_parallel else f"cp {cp}"
         yield Fault(
