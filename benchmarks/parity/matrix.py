@@ -18,11 +18,11 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "layout": layouts(WORLD_SIZES),
     "micro_batches": (1, 2, 4),
     "compile": (False, True),
-    "cp_method": literals(ParallelismConfig, "cp_method"),
-    "pp_schedule": ("1f1b", *(x for x in literals(ParallelismConfig, "pp_schedule") if x != "1f1b")),
-    "sequence_parallel": (False, True),
-    "loss_parallel": (False, True),
-    "mode": literals(ParallelismConfig, "mode"),
+    "cp_method": (None, *literals(ParallelismConfig, "cp_method")),
+    "pp_schedule": (None, *literals(ParallelismConfig, "pp_schedule")),
+    "sequence_parallel": (None, False, True),
+    "loss_parallel": (None, False, True),
+    "mode": (None, *literals(ParallelismConfig, "mode")),
     "recompute": literals(ActivationCheckpointConfig, "mode"),
     "swap": (False, True),
     "model": tuple(MODELS),
@@ -31,7 +31,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "loss": ("whole", "chunked"),
     "reshard_after_forward": (None, True, False),
 }
-"""Values of each factor. A layout is a value for each of DEGREES."""
+"""Values of each factor. A layout is a value for each of DEGREES. None of what depends on a degree is the default,
+whatever the degree; all other values ask for one above 1."""
 FLEXIBLE = ("layout", "micro_batches", "compile", "pp_schedule")
 """Of these others may demand another than the first value."""
 
@@ -61,7 +62,7 @@ _DEPENDENT = {
 
 def combination(choice: Choice) -> Combination:
     """The run of a value for every factor."""
-    rest = {name: value for name, value in choice.items() if name != "layout"}
+    rest = {name: value for name, value in choice.items() if name != "layout" and value is not None}
     return Combination(**choice["layout"], **rest)
 
 
@@ -109,10 +110,15 @@ def short_matrix() -> list[Combination]:
     return list(map(combination, cover(space)))
 
 
+def _is_choice(choice: Choice) -> bool:
+    asked = (degree for name, degree in _DEPENDENT.items() if choice[name] is not None)
+    return all(choice["layout"][degree] > 1 for degree in asked) and is_legal(combination(choice))
+
+
 def _space(layouts: Sequence[Choice], goals: Callable[[Combination], frozenset[Hashable]]) -> Space:
     return Space(
         FACTORS | {"layout": layouts},
         FLEXIBLE,
-        lambda choice: is_legal(combination(choice)),
+        _is_choice,
         lambda choice: goals(combination(choice)),
     )
