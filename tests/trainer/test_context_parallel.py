@@ -30,7 +30,7 @@ from tests.trainer.test_tensor_parallel import (
     worst,
 )
 
-STEPS = 6
+STEPS = 8
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hyper_parallel.trainer import HyperTrainer
 from tests.distributed_world import run_world
 from tests.trainer.runs import metrics, tiny_config, with_parallelism
 
-STEPS = 6
+STEPS = 8
 TOLERANCE = 1e-9
 Case = tuple[dict[str, Any], dict[str, Any]]
 """Fields of training, and degrees of parallelism."""

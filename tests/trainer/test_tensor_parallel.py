@@ -25,7 +25,7 @@ from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 from tests.trainer.runs import TINY, metrics, small_corpus, tiny_config, with_parallelism
 
-STEPS = 6
+STEPS = 8
 TOLERANCE = 1e-9
 DENSE = {
     name: value for name, value in TINY.items() if "expert" not in name and "mlp" not in name and "moe" not in name
