@@ -105,24 +105,48 @@ class Experts(Module):
         self, x_BTC: torch.Tensor, weights_BTK: torch.Tensor, experts_BTK: torch.Tensor, rows_E: torch.Tensor
     ) -> torch.Tensor:
         """Weighted sum over each token's experts, [B, T, C]. `rows_E` counts the tokens of each expert."""
-        x_NC, top_k = x_BTC.flatten(0, 1), experts_BTK.shape[-1]
-        order = experts_BTK.flatten().argsort(stable=True)  # assignments, sorted by expert
-        token, weight = order // top_k, weights_BTK.flatten().index_select(0, order)
-        multiple = preferred_row_multiple(x_NC)
-        if multiple > 1:  # padding is token 0 with weight 0
-            place, rows, rows_E = rounded_up(rows_E, len(order), multiple)
-            token = token.new_zeros(rows).index_copy(0, place, token)
-            weight = weight.new_zeros(rows).index_copy(0, place, weight)
-        gate_up = grouped_linear(x_NC.index_select(0, token), self.gate_up_proj.flatten(1, 2), rows_E)
-        gate, up = gate_up.chunk(2, dim=-1)
-        # The weight multiplies before the last product, where rows are shorter; it commutes with it.
-        inner = F.silu(gate) * up * weight[:, None]
-        out_NC = torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, self.down_proj, rows_E))
+        gate_up_EIC = self.gate_up_proj.flatten(1, 2)
+        out_NC = weighted_experts(
+            x_BTC.flatten(0, 1), weights_BTK.flatten(), experts_BTK.flatten(), rows_E, gate_up_EIC, self.down_proj
+        )
         return out_NC.view_as(x_BTC)
 
     def run_eagerly(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
         """``function()``, outside of compiled graphs."""
         return function()
+
+
+def weighted_experts(
+    x_NC: torch.Tensor,
+    weights_A: torch.Tensor,
+    experts_A: torch.Tensor,
+    rows_E: torch.Tensor,
+    gate_up_EIC: torch.Tensor,
+    down_ECI: torch.Tensor,
+) -> torch.Tensor:
+    """Weighted sum over each token's SwiGLU experts, [N, C].
+
+    Args:
+        x_NC: tokens.
+        weights_A: of each assignment, those of a token side by side: A is N x top_k.
+        experts_A: index of its expert.
+        rows_E: assignments to each expert.
+        gate_up_EIC: first matrices, gate above up.
+        down_ECI: second matrices.
+    """
+    top_k = len(experts_A) // len(x_NC)
+    order = experts_A.argsort(stable=True)  # assignments, sorted by expert
+    token, weight = order // top_k, weights_A.index_select(0, order)
+    multiple = preferred_row_multiple(x_NC)
+    if multiple > 1:  # padding is token 0 with weight 0
+        place, rows, rows_E = rounded_up(rows_E, len(order), multiple)
+        token = token.new_zeros(rows).index_copy(0, place, token)
+        weight = weight.new_zeros(rows).index_copy(0, place, weight)
+    gate_up = grouped_linear(x_NC.index_select(0, token), gate_up_EIC, rows_E)
+    gate, up = gate_up.chunk(2, dim=-1)
+    # The weight multiplies before the last product, where rows are shorter; it commutes with it.
+    inner = F.silu(gate) * up * weight[:, None]
+    return torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, down_ECI, rows_E))
 
 
 def rounded_up(rows_E: torch.Tensor, rows: int, multiple: int) -> tuple[torch.Tensor, int, torch.Tensor]:
