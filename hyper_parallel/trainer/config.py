@@ -154,6 +154,9 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         )
         yield Fault("model_spec", "no model is chosen", remedy)
         return
+    if spec.build_model_fn is not None and spec.pipelining_fn is not None and config.parallelism.pp > 1:
+        fact = f"{config.parallelism.pp}, but {spec.name} has a build_model_fn, which builds whole models"
+        yield Fault("parallelism.pp", fact, "set 1, or leave build_model_fn None")
     if spec.model is None and spec.build_model_fn is not None:
         yield from _unplanned_faults(config, spec)
     elif spec.model is None or (spec.parallelize_fn is None and spec.build_model_fn is None):

@@ -174,7 +174,7 @@ def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
 
 
 def prepare_model_config(config: TrainerConfig) -> BaseModel.Config | None:
-    """Step 4: the run's private copy of the model's Config, told about the run. None: only `build_model_fn` knows it."""
+    """Step 4: the run's private copy of the model's Config, told about the run. None: `build_model_fn` alone knows."""
     assert config.model_spec is not None, "validated before anything is built"
     model_config = copy.deepcopy(config.model_spec.model)
     if model_config is not None:

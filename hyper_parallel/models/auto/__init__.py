@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.distributed.hf_weights import HFWeightsError, weight_files
+from hyper_parallel.models.auto.auto_model import BuildPretrained, HyperAutoModelForCausalLM
+from hyper_parallel.models.auto.causal_lm import AutoCausalLM
+from hyper_parallel.models.auto.state_dict_adapter import AutoStateDictAdapter
+from hyper_parallel.models.common.fields import checked_fields
+from hyper_parallel.models.common.hf_config import read_json
+from hyper_parallel.models.common.parallelize import parallelize_decoder
+from hyper_parallel.protocols.model_spec import ModelSpec
 
-if TYPE_CHECKING:
-    from hyper_parallel.models.auto.auto_model import HyperAutoModelForCausalLM
-    from hyper_parallel.protocols.model_spec import ModelSpec
+__all__ = ["FLAVORS", "HyperAutoModelForCausalLM", "create_model_spec", "pretrained_model_spec"]
 
 FLAVORS: dict[str, dict[str, Any]] = {}
 """None: a flavor is a folder that holds a Hugging Face config.json."""
@@ -19,12 +26,23 @@ def create_model_spec(flavor: str = "", **overrides: Any) -> ModelSpec:
     """The spec of the model that the folder `flavor` describes. Its weights are drawn, or read by checkpoint.load_from.
 
     Raises:
-        ConfigError: no such folder, an unknown field, or a model that is not understood.
+        ConfigError: no such folder, an unknown field, or a model that transformers does not know.
     """
-    from hyper_parallel.models.auto.model_spec import auto_model_spec
-
-    _refuse_no_folder(flavor)
-    return auto_model_spec(flavor, overrides)
+    if not flavor or not Path(flavor).is_dir():
+        fact = f"auto needs a folder with a Hugging Face config.json, and {flavor!r} is none"
+        raise ConfigError.one("model_spec", fact, "give auto:FOLDER")
+    config = AutoCausalLM.Config(content=read_json(Path(flavor)))
+    for name, value in checked_fields(AutoCausalLM.Config, overrides, "model_spec").items():
+        setattr(config, name, value)
+    config.hf_config()  # which refuses what transformers does not know
+    return ModelSpec(
+        name="auto",
+        flavor=flavor,
+        factory="hyper_parallel.models.auto.create_model_spec",
+        model=config,
+        parallelize_fn=parallelize_decoder,
+        state_dict_adapter=AutoStateDictAdapter,
+    )
 
 
 def pretrained_model_spec(flavor: str = "", **overrides: Any) -> ModelSpec:
@@ -33,25 +51,13 @@ def pretrained_model_spec(flavor: str = "", **overrides: Any) -> ModelSpec:
     Raises:
         ConfigError: as there, or weights are missing.
     """
-    from hyper_parallel.models.auto.model_spec import pretrained_auto_model_spec
-
-    _refuse_no_folder(flavor)
-    return pretrained_auto_model_spec(flavor, overrides)
-
-
-def _refuse_no_folder(flavor: str) -> None:
-    if not Path(flavor).is_dir() or not flavor:
-        fact = f"auto needs a folder with a Hugging Face config.json, and {flavor!r} is none"
-        raise ConfigError.one("model_spec", fact, "give auto:FOLDER")
-
-
-def __getattr__(name: str) -> Any:
-    """`HyperAutoModelForCausalLM`, imported when it is asked for: it loads torch."""
-    if name == "HyperAutoModelForCausalLM":
-        from hyper_parallel.models.auto.auto_model import HyperAutoModelForCausalLM
-
-        return HyperAutoModelForCausalLM
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-__all__ = ["FLAVORS", "HyperAutoModelForCausalLM", "create_model_spec", "pretrained_model_spec"]
+    spec = create_model_spec(flavor, **overrides)
+    try:
+        weight_files(Path(flavor))
+    except (OSError, HFWeightsError) as error:
+        raise ConfigError.one("model_spec", str(error), "give a folder with weights, or create_model_spec") from error
+    return dataclasses.replace(
+        spec,
+        factory="hyper_parallel.models.auto.pretrained_model_spec",
+        build_model_fn=BuildPretrained(flavor),
+    )

@@ -55,18 +55,20 @@ class AutoCausalLM(BaseModel):
             """
             from transformers import AutoConfig
 
-            values = {**self.content, **self.changes}
-            try:
-                config = AutoConfig.for_model(values.pop("model_type", ""), **values)
-            except Exception as error:  # its checks raise what they like
-                fact = f"transformers refuses config.json: {' '.join(str(error).split())[:200]}"
-                raise ConfigError.one("model_spec", fact, "correct it, or model_spec.changes") from error
-            unknown = self.changes.keys() - config.to_dict().keys()
+            def made(values: dict[str, Any]) -> Any:
+                try:
+                    return AutoConfig.for_model(**values)
+                except Exception as error:  # its checks raise what they like
+                    fact = f"transformers refuses config.json: {' '.join(str(error).split())[:200]}"
+                    raise ConfigError.one("model_spec", fact, "correct it, or model_spec.changes") from error
+
+            plain = made({"model_type": "", **self.content})
             raise_faults(
-                Fault(f"model_spec.changes.{name}", f"{config.model_type} has no such field", "leave it out")
-                for name in sorted(unknown)
+                Fault(f"model_spec.changes.{name}", f"{plain.model_type} has no such field", "leave it out")
+                for name in self.changes
+                if not hasattr(plain, name)
             )
-            return config
+            return made({**self.content, **self.changes}) if self.changes else plain
 
         def construct(self) -> nn.Module:
             """transformers' model on meta, in the default dtype."""

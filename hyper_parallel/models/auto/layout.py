@@ -46,6 +46,8 @@ def layout_faults(model: nn.Module, layout: Layout) -> Iterator[Fault]:
     if getattr(config, "is_encoder_decoder", False) or not model._supports_attention_backend:
         yield _fault(kind, "is no decoder whose attention can be chosen (its _supports_attention_backend is False)")
         return
+    if window := getattr(config, "sliding_window", None):
+        yield _fault(kind, f"has a sliding window of {window} tokens, which is not implemented")
     children = {name for name, _ in model.named_children()}
     if not layout.embedding or not layout.head or children != {layout.base, layout.head}:
         yield _fault(kind, f"consists of {', '.join(sorted(children))}, not of a base model and an output matrix")
@@ -72,13 +74,11 @@ def _strangeness(name: str, module: nn.Module, layout: Layout) -> str | None:
     if _is_attention(module):
         if not getattr(module, "is_causal", False):
             return "is not causal"
-        if getattr(module, "sliding_window", None) is not None:
-            return f"has a sliding window of {module.sliding_window} tokens, which is not implemented"
         if dropout := _attention_dropout(module):
             return f"drops {dropout} of its weights, which is not implemented: set the field of config.json to 0"
     if not any(True for _ in module.parameters(recurse=False)):
         return None
-    if name == layout.head or isinstance(module, nn.Embedding) and block is None:
+    if name == layout.head or (isinstance(module, nn.Embedding) and block is None):
         return None
     if _is_norm(module):
         return None
