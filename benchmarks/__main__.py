@@ -19,7 +19,7 @@ from benchmarks.report import markdown, write_json
 DATA_NAMES = ("prepare_data", "indexed_samples")
 NAMES = (
     *("start_up", "debug_run", "chunked_loss", "unpacked_rows", "packed_rows", "tensor_parallel_modes"),
-    *("activation_memory", *DATA_NAMES),
+    *("activation_memory", "checkpoint_throughput", *DATA_NAMES),
 )
 FOLDER = Path("outputs/bench")
 THREADS = "2"

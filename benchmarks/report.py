@@ -14,6 +14,7 @@ UNITS: dict[str, Callable[[float], str]] = {
     "tokens/CPU-s": lambda value: f"{value:,.0f} tokens/CPU-s",
     "samples/CPU-s": lambda value: f"{value:,.0f} samples/CPU-s",
     "documents/CPU-s": lambda value: f"{value:,.0f} documents/CPU-s",
+    "bytes/s": lambda value: f"{value / 1e6:,.0f} MB/s",
     "bytes": lambda value: f"{value / 2**20:,.0f} MiB",
     "seconds": lambda value: f"{value:.2f} s",
     "loss": lambda value: f"{value:.3f}",
@@ -29,7 +30,7 @@ class Gate:
     """
 
     what: str
-    unit: Literal["tokens/s", "tokens/CPU-s", "samples/CPU-s", "documents/CPU-s", "bytes", "seconds", "loss"]
+    unit: Literal["tokens/s", "tokens/CPU-s", "samples/CPU-s", "documents/CPU-s", "bytes/s", "bytes", "seconds", "loss"]
     ours: Sequence[float]
     theirs: Sequence[float] = ()
     relation: Literal[">=", "<="]

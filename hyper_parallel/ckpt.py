@@ -26,6 +26,8 @@ from hyper_parallel.platform.environment import prepare_environment
 if TYPE_CHECKING:
     import torch
 
+    from hyper_parallel.components.checkpoint.step_reader import StepReader
+
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -108,7 +110,8 @@ def diff(a: Path, b: Path) -> int:
 
     places = [_one_step("a", a), _one_step("b", b)]
     with storage.being_read(places[0]), storage.being_read(places[1]):
-        entries = [storage.saved_entries(place) for place in places]
+        readers = [storage.open_step(place) for place in places]
+        entries = [storage.saved_entries(reader) for reader in readers]
         lines = []
         for own, other, place in ((*entries, places[0]), (*entries[::-1], places[1])):
             lines += [f"{name}: only in {place}" for name in own if name not in other]
@@ -119,7 +122,7 @@ def diff(a: Path, b: Path) -> int:
             if kinds[0] != kinds[1]:
                 lines.append(f"{name}: {kinds[0]} and {kinds[1]}")
                 continue
-            values = [_read(place, name, of[name]) for place, of in zip(places, entries, strict=True)]
+            values = [_read(reader, name, of[name]) for reader, of in zip(readers, entries, strict=True)]
             if (difference := _difference(*values)) is None:
                 equal += 1
             else:
@@ -192,7 +195,7 @@ def _one_step(path: str, place: Path) -> Path:
     return checkpoint
 
 
-def _read(place: Path, name: str, entry: Any) -> Any:
+def _read(reader: StepReader, name: str, entry: Any) -> Any:
     import torch
 
     from hyper_parallel.components.checkpoint import storage
@@ -200,7 +203,7 @@ def _read(place: Path, name: str, entry: Any) -> Any:
     # What is no tensor is read anew, whatever stands there.
     empty = torch.empty(entry.size, dtype=entry.properties.dtype) if hasattr(entry, "properties") else None
     state = {name: empty}
-    storage.read(place, state)
+    storage.read(reader, state)
     return state[name]
 
 

@@ -81,14 +81,15 @@ def export(checkpoint: Path, to: Path, *, dtype: str | None = None, config_file:
     with storage.being_read(place):
         if (reason := storage.damage(place)) is not None:
             raise CheckpointError(f"{place} is damaged: {reason}; give another step")
-        entries = {name: entry for name, entry in storage.saved_entries(place).items() if name.startswith("model.")}
+        reader = storage.open_step(place)
+        entries = {name: entry for name, entry in storage.saved_entries(reader).items() if name.startswith("model.")}
         remedy = "give the config.yaml of the run that saved it with --config"
         refuse_another_model(f"{place} is of another model", entries, {"model": parameters}, shape_of, remedy)
 
         def whole(name: str) -> torch.Tensor:
             entry = entries[f"model.{name}"]
             state = {f"model.{name}": torch.empty(entry.size, dtype=entry.properties.dtype)}
-            storage.read(place, state)
+            storage.read(reader, state)
             return state[f"model.{name}"].to(likes[name].dtype)
 
         likes = {

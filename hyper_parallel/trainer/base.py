@@ -164,6 +164,7 @@ class BaseTrainer:
         state.grad_norm = norm
         self.dispatch("on_pre_optimizer_step")
         check_step(state.global_step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)
+        self.checkpointer.wait_copied()
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.lr_schedulers.step()

@@ -98,13 +98,16 @@ def _load_hf_weights(folder: Path, model_parts: list[nn.Module], adapter: StateD
 
 def _load_checkpoint(folder: Path, model_parts: list[nn.Module]) -> None:
     what, remedy = f"checkpoint.load_from: {folder}", "give another folder"
-    if (reason := storage.damage(folder)) is not None:
-        raise CheckpointError(f"{what} is damaged: {reason}; {remedy}")
     state = {"model": model_tensors(model_parts)}
-    with storage.explained(what, remedy):
-        entries = storage.saved_entries(folder)
-    weights = {name: entry for name, entry in entries.items() if name.startswith("model.")}
-    refuse_another_model(f"{what} is of another model", weights, state, shape_of, remedy)
-    with storage.explained(what, remedy):
-        storage.read(folder, state)
+    reader = storage.open_step(folder)
+    try:
+        with storage.verified(folder):
+            with storage.explained(what, remedy):
+                entries = storage.saved_entries(reader)
+            weights = {name: entry for name, entry in entries.items() if name.startswith("model.")}
+            refuse_another_model(f"{what} is of another model", weights, state, shape_of, remedy)
+            with storage.explained(what, remedy):
+                storage.read(reader, state)
+    except storage.DamagedError as error:
+        raise CheckpointError(f"{what} is damaged: {error}; {remedy}") from error
     fill_copies(model_parts, state["model"])

@@ -21,7 +21,7 @@ from hyper_parallel.components.checkpoint.initial_weights import (
 )
 from hyper_parallel.components.checkpoint.model_state import fill_copies, kind_of, model_tensors, refuse_another_model
 from hyper_parallel.components.checkpoint.random_state import random_state, set_random_state
-from hyper_parallel.components.checkpoint.resume_step import resume_step
+from hyper_parallel.components.checkpoint.resumable_steps import resumable_steps
 from hyper_parallel.components.checkpoint.retention import remove_old
 from hyper_parallel.components.checkpoint.saver import AsyncMode, SavedStep, Saver
 from hyper_parallel.components.checkpoint.storage import CheckpointError
@@ -70,8 +70,9 @@ class CheckpointManager(Configurable):
         """Remove all but this many of the newest checkpoints, after each save, except the one with the lowest
         validation loss and those that something reads. None: keep all."""
         async_mode: AsyncMode = "none"
-        """none: training waits until the checkpoint is on disk. thread, process: it waits for a copy in host memory,
-        which a thread, or a process of its own, writes meanwhile; the latter never holds up Python."""
+        """none: training waits until the checkpoint is on disk. thread, process: it goes on, up to the next change of
+        weights, while the state is copied to host memory, and a thread, or a process of its own, writes the copy; the
+        latter never holds up Python."""
         what: Literal["full", "model", "adapter"] = "full"
         """full: all that a run needs to go on. model: the weights alone, to start other runs from (load_from)."""
         export_hf: Literal["none", "last", "every"] = "none"
@@ -176,8 +177,8 @@ class CheckpointManager(Configurable):
     def save(self, step: int, *, validation_loss: float | None = None) -> None:
         """Writes the checkpoint of `step`, and removes what `keep_latest_k` does not keep once it is complete.
 
-        With `async_mode`, it waits for the save before this one, and for a copy of the state alone; `wait` waits for
-        the rest.
+        With `async_mode`, it waits for the save before this one alone: `wait_copied` waits until weights and optimizer
+        state may change, `wait` for the rest.
 
         Args:
             validation_loss: of the weights as they are, where it was measured.
@@ -198,6 +199,14 @@ class CheckpointManager(Configurable):
         self._last_save_time = time.monotonic()
         if self._config.async_mode == "none":
             self.wait()
+
+    def wait_copied(self) -> None:
+        """Waits until weights and optimizer state may change. Every rank calls it.
+
+        Raises:
+            CheckpointError: on every rank: they could not be copied.
+        """
+        self._saver.wait_copied()
 
     def wait(self) -> None:
         """Waits until the step that is being written, if there is one, is on disk. Every rank calls it.
@@ -257,25 +266,54 @@ class CheckpointManager(Configurable):
                 has (all of a Hugging Face folder are named), or what is there cannot be read.
         """
         resumes = self._config.enable and not self._config.create_seed
-        step = resume_step(self._root, self._config.load_step) if resumes else None
-        if step is None:
+        steps = resumable_steps(self._root, self._config.load_step) if resumes else []
+        if not steps:
             self._load_initial_weights()
             return 0
-        start = time.perf_counter()
-        folder = storage.step_folder(self._root, step)
+        for step in steps:
+            folder = storage.step_folder(self._root, step)
+            start = time.perf_counter()
+            try:
+                self._load_step(folder)
+            except storage.DamagedError as error:
+                if self._config.load_step is not None:
+                    raise CheckpointError(
+                        f"checkpoint.load_step: {folder} is damaged: {error}; "
+                        "set it to another step, or leave it out for the newest one that is not"
+                    ) from error
+                if rank() == 0:
+                    logger.warning("checkpoint: %s is left out: %s", folder, error)
+                continue
+            self._last_complete_step = step
+            if rank() == 0:
+                unread = "" if self._config.load_from is None else f"; {self._config.load_from} is not read"
+                logger.info("checkpoint: resumed from %s in %.2f s%s", folder, time.perf_counter() - start, unread)
+            return step
+        raise CheckpointError(
+            f"all checkpoints in {self._root} are damaged; restore one, or give another dump_folder to start anew"
+        )
+
+    def _load_step(self, folder: Path) -> None:
+        """
+        Raises:
+            CheckpointError: on every rank: it is of another model or optimizer, or cannot be read.
+            DamagedError: on every rank: it is not what was written. Weights and optimizer state may be changed.
+        """
         state = self._state()
+        reader = storage.open_step(folder)
         way_out = "remove it, or set checkpoint.load_step to another complete step"
-        with storage.explained(folder, way_out):
-            entries = storage.saved_entries(folder)
-        if f"rng.{rank()}" not in entries:
-            del state["rng"]
-        refuse_another_model(
-            f"{folder} is of another model or optimizer", entries, state, kind_of,
-            "set model_spec, training.dtype and optimizer as they were when it was saved, or another dump_folder to "
-            "start anew",
-        )  # fmt: skip
-        with storage.explained(folder, way_out):
-            storage.read(folder, state)
+        with storage.verified(folder):
+            with storage.explained(folder, way_out):
+                entries = storage.saved_entries(reader)
+            if f"rng.{rank()}" not in entries:
+                del state["rng"]
+            refuse_another_model(
+                f"{folder} is of another model or optimizer", entries, state, kind_of,
+                "set model_spec, training.dtype and optimizer as they were when it was saved, or another dump_folder "
+                "to start anew",
+            )  # fmt: skip
+            with storage.explained(folder, way_out):
+                storage.read(reader, state)
         fill_copies(self._model_parts, state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         singles = pickle.loads(state["run"])
@@ -283,11 +321,6 @@ class CheckpointManager(Configurable):
             owner.load_state_dict(singles[name])
         if "rng" in state:
             set_random_state(state["rng"][str(rank())])
-        self._last_complete_step = step
-        if rank() == 0:
-            unread = "" if self._config.load_from is None else f"; {self._config.load_from} is not read"
-            logger.info("checkpoint: resumed from %s in %.2f s%s", folder, time.perf_counter() - start, unread)
-        return step
 
     def export_hf(self, folder: str | Path) -> None:
         """Writes the live model and the run's tokenizer as a folder that transformers loads. Every rank calls it.
@@ -326,7 +359,8 @@ class CheckpointManager(Configurable):
 
     def _state(self) -> dict[str, Any]:
         """What `what` asks for: tensors of the live run, and its other states as bytes, which nothing takes apart."""
-        model = {"model": model_tensors(self._model_parts)}
+        behind = self._config.async_mode != "none"
+        model = {"model": model_tensors(self._model_parts, copy_buffers=behind)}
         if self._config.what == "model":
             return model
         return model | {

@@ -12,13 +12,18 @@ from hyper_parallel.components.checkpoint.storage import CheckpointError
 from hyper_parallel.distributed.together import gathered, together
 
 
-def model_tensors(model_parts: list[nn.Module]) -> dict[str, torch.Tensor]:
+def model_tensors(model_parts: list[nn.Module], *, copy_buffers: bool = False) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers by name, sharing memory with the model; of tied ones the first name only, of
-    copies in several parts the last."""
+    copies in several parts the last.
+
+    Args:
+        copy_buffers: give buffers memory of their own: unlike parameters, they may change in a forward pass.
+    """
     tensors: dict[int, tuple[str, torch.Tensor]] = {}
     for part in model_parts:
         for name, tensor in part.state_dict(keep_vars=True).items():
-            tensors.setdefault(id(tensor), (name, tensor.detach()))
+            copied = copy_buffers and not isinstance(tensor, nn.Parameter)
+            tensors.setdefault(id(tensor), (name, tensor.detach().clone() if copied else tensor.detach()))
     return dict(tensors.values())
 
 

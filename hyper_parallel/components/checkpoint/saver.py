@@ -34,21 +34,23 @@ class SavedStep:
     """The part of `seconds` in which the training waited."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Running:
     step: int
     attempt: str
     start: float
     stall_seconds: float
+    copy: Future[Any]
     write: Future[Any]
+    is_copied: bool
 
 
 class Saver:
     """Saves steps below a folder, one at a time.
 
-    none: `start` returns when the step is on disk. thread, process: it returns when the state is copied to host memory,
-    and a thread of this process, or a process of its own, writes it: weights may change at once. Ranks then talk over a
-    group of their own, since gloo aborts where two threads use one.
+    none: `start` returns when the step is on disk. thread, process: it returns at once; the state is copied to host
+    memory, and a thread of this process, or a process of its own, writes the copy. The state may change after
+    `wait_copied`. Ranks then talk over a group of their own, since gloo aborts where two threads use one.
     """
 
     def __init__(self, root: Path, mode: AsyncMode) -> None:
@@ -83,10 +85,25 @@ class Saver:
         attempt = ""
         try:
             attempt = broadcast(prepare, CheckpointError)
-            writing = together(lambda: self._write(folder, attempt, state(), about), CheckpointError)
+            copy, write = together(lambda: self._write(folder, attempt, state(), about), CheckpointError)
         except CheckpointError as error:
             self._fail(step, attempt, error)
-        self._running = _Running(step, attempt, start, time.perf_counter() - start, writing)
+        is_copied = self._mode == "none"
+        self._running = _Running(step, attempt, start, time.perf_counter() - start, copy, write, is_copied)
+
+    def wait_copied(self) -> None:
+        """Waits until the state of the step that was begun may change. Every rank calls it.
+
+        Raises:
+            CheckpointError: on every rank: there is no memory for the copy.
+        """
+        running = self._running
+        if running is None or running.is_copied:
+            return
+        start = time.perf_counter()
+        self._together(running, running.copy)
+        running.is_copied = True
+        running.stall_seconds += time.perf_counter() - start
 
     def finish(self, *, wait: bool) -> SavedStep | None:
         """The step that was begun and is now complete. None: there is none, or, without `wait`, it is not yet known to
@@ -102,25 +119,14 @@ class Saver:
             return None
         if not wait and (not running.write.done() or running.write.exception() is not None):
             return None
-        waited = 0.0
+        start = time.perf_counter()
         if wait:
-            start = time.perf_counter()
-
-            def result() -> None:
-                try:
-                    running.write.result()
-                except (BrokenPipeError, RuntimeError) as error:  # what becomes of a process that has ended
-                    raise CheckpointError(f"the process that writes it has ended ({error})") from error
-
-            try:
-                together(result, CheckpointError)
-            except CheckpointError as error:
-                self._running = None
-                self._fail(running.step, running.attempt, error)
-            waited = time.perf_counter() - start if self._mode != "none" else 0.0
+            self._together(running, running.write)
+        if self._mode != "none":
+            running.stall_seconds += time.perf_counter() - start
         self._running = None
         seconds = running.stall_seconds if self._mode == "none" else time.perf_counter() - running.start
-        return SavedStep(running.step, seconds, running.stall_seconds + waited)
+        return SavedStep(running.step, seconds, running.stall_seconds)
 
     def close(self) -> None:
         """Lets go of the copy in host memory, of the group and of the process that writes. Nothing is being written."""
@@ -131,7 +137,32 @@ class Saver:
             dist.destroy_process_group(self._group)
             self._group = None
 
-    def _write(self, folder: Path, attempt: str, state: dict[str, Any], about: dict[str, Any]) -> Future[Any]:
+    def _together(self, running: _Running, future: Future[Any]) -> None:
+        """
+        Raises:
+            CheckpointError: on every rank, if the copy or the write fails on one. That save is over.
+        """
+
+        def result() -> None:
+            try:
+                future.result()
+            except (
+                BrokenPipeError,
+                MemoryError,
+                RuntimeError,
+            ) as error:  # the first: the process that writes has ended
+                raise CheckpointError(f"{type(error).__name__}: {error}") from error
+
+        try:
+            together(result, CheckpointError)
+        except CheckpointError as error:
+            self._running = None
+            self._fail(running.step, running.attempt, error)
+
+    def _write(
+        self, folder: Path, attempt: str, state: dict[str, Any], about: dict[str, Any]
+    ) -> tuple[Future[Any], Future[Any]]:
+        """The copy and the write, both begun."""
         import torch.distributed.checkpoint as dcp
 
         from hyper_parallel.components.checkpoint.step_writer import StepWriter
@@ -140,16 +171,17 @@ class Saver:
         if self._mode == "none":
             done: Future[Any] = Future()
             done.set_result(dcp.save(state, storage_writer=writer, no_dist=storage.alone()))
-            return done
+            return done, done
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
         if self._stager is None:
             pinned = get_platform().pins_staging
-            self._stager = DefaultStager(StagingOptions(pinned, self._mode == "process", False, pinned))
+            self._stager = DefaultStager(StagingOptions(pinned, self._mode == "process", True, pinned))
             if dist.is_initialized():
                 self._group = dist.new_group(backend="gloo")
-        future = dcp.async_save(
+        get_platform().synchronize()  # the copy does not wait for what computes the state
+        response = dcp.async_save(
             state,
             storage_writer=writer,
             process_group=self._group,
@@ -157,8 +189,8 @@ class Saver:
             async_stager=self._stager,
             no_dist=storage.alone(),
         )
-        assert isinstance(future, Future), "staging is over when async_save returns"
-        return future
+        assert isinstance(response, AsyncSaveResponse), "the stager is asynchronous"
+        return response.staging_completion, response.upload_completion
 
     def _fail(self, step: int, attempt: str, error: CheckpointError) -> None:
         """

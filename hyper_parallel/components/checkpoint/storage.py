@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import pickle
 import re
 import shutil
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch.distributed as dist
 import xxhash
@@ -27,6 +29,9 @@ from hyper_parallel.config.errors import RunError
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.together import gathered, together
 
+if TYPE_CHECKING:
+    from hyper_parallel.components.checkpoint.step_reader import StepReader
+
 MARKER = "complete.json"
 DEFAULT_FOLDER = "checkpoint"
 """Where a run keeps its checkpoints, below its dump folder."""
@@ -34,11 +39,15 @@ DEFAULT_FOLDER = "checkpoint"
 UNPICKLING_ERRORS = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, KeyError, ValueError)
 """What damaged bytes make of `pickle.load`, by its documentation and by trial."""
 
-_CHUNK_BYTES = 1 << 22
+_MAPPED_BYTES = 1 << 28
 
 
 class CheckpointError(RunError):
     """A checkpoint could not be saved or loaded. Says which, why, and what is left."""
+
+
+class DamagedError(CheckpointError):
+    """The files of a step are not what was written."""
 
 
 class FileSeal(TypedDict):
@@ -110,25 +119,54 @@ def damage(folder: Path) -> str | None:
     Raises:
         CheckpointError: a file cannot be read.
     """
+    return _first(together(lambda: _own_damage(folder), CheckpointError))
 
-    def own() -> str | None:
-        if reason := incompleteness(folder):
-            return reason
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
-        for name, seal in list(read_marker(folder)["files"].items())[rank() :: ranks]:
-            if (digest := _digest(folder / name)) != seal["xxh3"]:
-                return f"{name} is not what was written (digest {digest}, not {seal['xxh3']})"
-        return None
 
-    return next((reason for reason in gathered(together(own, CheckpointError)) if reason is not None), None)
+@contextmanager
+def verified(folder: Path) -> Iterator[None]:
+    """While the caller reads a step, reads it as `damage` does, by a thread of its own.
+
+    Raises:
+        DamagedError: on leaving, in the place of what the caller's reading raised, if the files are not what was
+            written.
+    """
+    with ThreadPoolExecutor(1) as reading:
+        own = reading.submit(_own_damage, folder)
+        error: CheckpointError | None = None
+        try:
+            yield
+        except CheckpointError as raised:
+            error = raised
+        reason = _first(together(own.result, CheckpointError))
+    if reason is not None:
+        raise DamagedError(reason) from error
+    if error is not None:
+        raise error
+
+
+def _first(own: str | None) -> str | None:
+    return next((reason for reason in gathered(own) if reason is not None), None)
+
+
+def _own_damage(folder: Path) -> str | None:
+    """That of the files which this rank reads."""
+    if reason := incompleteness(folder):
+        return reason
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    for name, seal in list(read_marker(folder)["files"].items())[rank() :: ranks]:
+        if (digest := _digest(folder / name)) != seal["xxh3"]:
+            return f"{name} is not what was written (digest {digest}, not {seal['xxh3']})"
+    return None
 
 
 def _digest(path: Path) -> str:
-    digest, buffer = xxhash.xxh3_128(), bytearray(_CHUNK_BYTES)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
+    digest, size_bytes = xxhash.xxh3_128(), path.stat().st_size
+    with path.open("rb") as file:
+        for start in range(0, size_bytes, _MAPPED_BYTES):
+            length = min(_MAPPED_BYTES, size_bytes - start)
+            # Mapped, so that nothing is copied, and in few pieces, since each waits for Python's lock.
+            with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as content:
+                digest.update(content)
     return digest.hexdigest()
 
 
@@ -167,24 +205,30 @@ def explained(what: Path | str, way_out: str) -> Iterator[None]:
         raise CheckpointError(f"{what} cannot be read: {error}; {way_out}") from error
 
 
-def saved_entries(folder: Path) -> dict[str, Any]:
+def open_step(folder: Path) -> StepReader:
+    """What reads `folder`. Nothing is read yet."""
+    from hyper_parallel.components.checkpoint.step_reader import StepReader
+
+    return StepReader(folder)
+
+
+def saved_entries(reader: StepReader) -> dict[str, Any]:
     """Name -> metadata (`size` and `properties.dtype` of tensors) of every entry of a checkpoint.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    import torch.distributed.checkpoint as dcp
 
     def entries() -> dict[str, Any]:
         try:
-            return dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+            return reader.metadata.state_dict_metadata
         except UNPICKLING_ERRORS as error:
             raise CheckpointError(f"{type(error).__name__}: {error}") from error
 
     return together(entries, CheckpointError)
 
 
-def read(folder: Path, state: dict[str, Any]) -> None:
+def read(reader: StepReader, state: dict[str, Any]) -> None:
     """Fills `state` from a checkpoint: tensors in place, resharded where their layout differs, other entries anew.
 
     Raises:
@@ -192,7 +236,7 @@ def read(folder: Path, state: dict[str, Any]) -> None:
     """
     import torch.distributed.checkpoint as dcp
 
-    together(lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=alone()), CheckpointError)
+    together(lambda: dcp.load(state, storage_reader=reader, no_dist=alone()), CheckpointError)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which step a run goes on from."""
+"""Which steps a run may go on from."""
 
 from __future__ import annotations
 
@@ -7,42 +7,23 @@ from pathlib import Path
 
 from hyper_parallel.components.checkpoint import storage
 from hyper_parallel.components.checkpoint.storage import CheckpointError
-from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.together import broadcast
 
 logger = logging.getLogger(__name__)
 
 
-def resume_step(root: Path, load_step: int | None) -> int | None:
-    """`load_step`, or the newest step below `root`, with all its files as they were written; None: there is none yet.
-
-    A newest step that is damaged is told of and left out.
+def resumable_steps(root: Path, load_step: int | None) -> list[int]:
+    """`load_step`, or the steps below `root` that are complete by the sizes of their files, the newest first; none: the
+    run begins.
 
     Raises:
-        CheckpointError: on every rank: `load_step` is not complete or damaged, all steps are damaged, or the newest
-            holds the weights alone.
+        CheckpointError: on every rank: `load_step` is not complete, or the step that is preferred holds the weights
+            alone.
     """
-    candidates = broadcast(lambda: _candidates(root, load_step), CheckpointError)
-    for step in candidates:
-        folder = storage.step_folder(root, step)
-        if (reason := storage.damage(folder)) is None:
-            return step
-        if load_step is not None:
-            raise CheckpointError(
-                f"checkpoint.load_step: {folder} is damaged: {reason}; "
-                "set it to another step, or leave it out for the newest one that is not"
-            )
-        if rank() == 0:
-            logger.warning("checkpoint: %s is left out: %s", folder, reason)
-    if candidates:
-        raise CheckpointError(
-            f"all checkpoints in {root} are damaged; restore one, or give another dump_folder to start anew"
-        )
-    return None
+    return broadcast(lambda: _candidates(root, load_step), CheckpointError)
 
 
 def _candidates(root: Path, load_step: int | None) -> list[int]:
-    """Steps to go on from, complete by the sizes of their files, the preferred one first."""
     found = storage.scan(root)
     complete = [step for step, reason in found.values() if reason is None]
     if load_step is None:
