@@ -36,5 +36,5 @@ def experts(
     chosen_A = top_k_index.flatten()
     rows_E = torch.zeros(len(gate_up_EIC), dtype=torch.int64, device=chosen_A.device)
     rows_E = rows_E.scatter_add(0, chosen_A, torch.ones_like(chosen_A))
-    weights_A = top_k_weights.flatten().to(hidden_states.dtype)
-    return weighted_experts(hidden_states, weights_A, chosen_A, rows_E, gate_up_EIC, down_ECI)
+    weights_NK = top_k_weights.to(hidden_states.dtype)
+    return weighted_experts(hidden_states, weights_NK, top_k_index, rows_E, gate_up_EIC, down_ECI)

@@ -107,7 +107,12 @@ class Experts(Module):
         """Weighted sum over each token's experts, [B, T, C]. `rows_E` counts the tokens of each expert."""
         gate_up_EIC = self.gate_up_proj.flatten(1, 2)
         out_NC = weighted_experts(
-            x_BTC.flatten(0, 1), weights_BTK.flatten(), experts_BTK.flatten(), rows_E, gate_up_EIC, self.down_proj
+            x_BTC.flatten(0, 1),
+            weights_BTK.flatten(0, 1),
+            experts_BTK.flatten(0, 1),
+            rows_E,
+            gate_up_EIC,
+            self.down_proj,
         )
         return out_NC.view_as(x_BTC)
 
@@ -118,8 +123,8 @@ class Experts(Module):
 
 def weighted_experts(
     x_NC: torch.Tensor,
-    weights_A: torch.Tensor,
-    experts_A: torch.Tensor,
+    weights_NK: torch.Tensor,
+    experts_NK: torch.Tensor,
     rows_E: torch.Tensor,
     gate_up_EIC: torch.Tensor,
     down_ECI: torch.Tensor,
@@ -128,15 +133,15 @@ def weighted_experts(
 
     Args:
         x_NC: tokens.
-        weights_A: of each assignment, those of a token side by side: A is N x top_k.
-        experts_A: index of its expert.
+        weights_NK: of each token's experts.
+        experts_NK: their indices.
         rows_E: assignments to each expert.
         gate_up_EIC: first matrices, gate above up.
         down_ECI: second matrices.
     """
-    top_k = len(experts_A) // len(x_NC)
-    order = experts_A.argsort(stable=True)  # assignments, sorted by expert
-    token, weight = order // top_k, weights_A.index_select(0, order)
+    top_k = experts_NK.shape[-1]
+    order = experts_NK.flatten().argsort(stable=True)  # assignments, sorted by expert
+    token, weight = order // top_k, weights_NK.flatten().index_select(0, order)
     multiple = preferred_row_multiple(x_NC)
     if multiple > 1:  # padding is token 0 with weight 0
         place, rows, rows_E = rounded_up(rows_E, len(order), multiple)
