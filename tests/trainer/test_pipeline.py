@@ -160,12 +160,25 @@ def test_four_ranks_follow_the_single_process(folder: Path, single: Any, four_ra
         ),
         ({"pp": 4, "pp_schedule": "zbv"}, "parallelism.pp: pp 4 x 2 stage(s) a rank = 8 stages, but the model has 4 "),
         ({"pp": 2, "pp_schedule": "zbv", "compiled": True}, "compile.enable: True: pp_schedule zbv takes the backward"),
+        (
+            {"pp": 2, "recompute": True, "compiled": True},
+            "activation_checkpoint.mode: full, and compile.enable is True: between a micro-batch's forward and its ",
+        ),
     ],
 )
 def test_refused_before_any_process_group(dump_folder: str, change: Case, expected: str) -> None:
     config = config_of(Path(dump_folder), {"model": "moe"} | change)
     (fault,) = config.cross_faults(change["pp"])
     assert str(fault).startswith(expected)
+
+
+def test_a_backward_in_two_parts_finds_what_selective_recompute_keeps_once_only(dump_folder: str) -> None:
+    config = config_of(Path(dump_folder), {"model": "moe", "pp": 2, "pp_schedule": "zbv"})
+    config.activation_checkpoint.mode = "selective"
+    (fault,) = config.cross_faults(2)
+    assert str(fault).startswith(
+        "parallelism.pp_schedule: zbv takes the backward apart, and activation_checkpoint.mode is selective: what it "
+    )
 
 
 def test_a_world_that_does_not_fit_hides_no_other_fault(dump_folder: str) -> None:
