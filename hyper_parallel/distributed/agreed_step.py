@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch.distributed as dist
 
 
@@ -11,12 +13,15 @@ class AgreedStep:
 
     Ranks share a step's collectives, so none is in the step after the next while another has not ended this one. A step
     that is named before the collectives of the next one are begun is therefore known to all when that one has ended. No
-    collective of its own, one question to the process group's store at each step.
+    collective of its own, one question to the process group's store at each step. Ranks make these objects in the same
+    order.
     """
 
-    def __init__(self, name: str) -> None:
-        """`name`: the same on all ranks, and of no other one in the process group."""
-        self._name, self._asked = name, 0
+    _made = itertools.count()
+
+    def __init__(self) -> None:
+        # The store may outlive a run, and what the last one asked for is nothing to the next.
+        self._number, self._asked = next(self._made), 0
         self._agreed: int | None = None
         self._store = dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
 
@@ -41,4 +46,4 @@ class AgreedStep:
 
     @property
     def _key(self) -> str:
-        return f"hyper_parallel/agreed/{self._name}/{self._asked}"
+        return f"hyper_parallel/agreed/{self._number}/{self._asked}"

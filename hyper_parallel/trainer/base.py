@@ -200,8 +200,7 @@ class BaseTrainer:
             self._dispatch_checkpoint("on_save")
 
     def _maybe_save(self, step: int, *, last: bool) -> None:
-        saved = self.checkpointer.last_step == step  # by a callback
-        if not saved and self.checkpointer.maybe_save(step, last=last, validation_loss=self._validation_loss()):
+        if self.checkpointer.maybe_save(step, last=last, validation_loss=self._validation_loss()):
             self._dispatch_checkpoint("on_save")
 
     def _validation_loss(self) -> float | None:

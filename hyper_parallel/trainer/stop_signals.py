@@ -26,7 +26,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._agreed = AgreedStep("stop")
+        self._agreed = AgreedStep()
         self._signal: signal.Signals | None = None
         self._at = 0.0
         self._before: dict[signal.Signals, Any] = {}

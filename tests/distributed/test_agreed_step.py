@@ -10,7 +10,7 @@ from tests.distributed_world import run_world
 
 
 def test_a_process_by_itself_needs_no_other_step() -> None:
-    agreed = AgreedStep("alone")
+    agreed = AgreedStep()
     assert not agreed.due(1)
     agreed.request(2)
     assert [agreed.due(step) for step in (2, 3)] == [True, False]
@@ -20,7 +20,7 @@ def test_a_process_by_itself_needs_no_other_step() -> None:
 
 def _steps(asked: dict[int, list[int]]) -> list[int]:
     """The steps that were due, where rank r asks at the end of the steps `asked[r]`; one or the other is slow."""
-    agreed, due = AgreedStep("test"), []
+    agreed, due = AgreedStep(), []
     for step in range(1, 13):
         dist.all_reduce(torch.ones(1))  # of the step
         if dist.get_rank() == step % dist.get_world_size():
@@ -30,6 +30,14 @@ def _steps(asked: dict[int, list[int]]) -> list[int]:
         if agreed.due(step):
             due.append(step)
     return due
+
+
+def _two_runs(count: int) -> list[list[int]]:
+    return [_steps({0: [3]} if run == 0 else {}) for run in range(count)]
+
+
+def test_what_one_run_asked_for_is_nothing_to_the_next() -> None:
+    assert run_world(2, _two_runs, 2) == [[[4], []]] * 2
 
 
 def test_all_ranks_do_it_after_the_same_step() -> None:

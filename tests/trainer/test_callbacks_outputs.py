@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hyper_parallel.components.checkpoint import CheckpointManager
+from hyper_parallel.components.checkpoint import CheckpointError, CheckpointManager
 from hyper_parallel.components.checkpoint.storage import complete_steps
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.components.metrics import ConsoleLog, JsonLines, MetricsProcessor, ProgressBar, WandB
@@ -164,6 +165,30 @@ def test_no_step_is_saved_twice(tmp_path: Path) -> None:
         trainer.train()
     assert complete_steps(tmp_path / "checkpoint") == [2, 3, 4, 6]
     assert [step for _, moment, step in trainer.notes if moment == "on_save"] == [2, 3, 4, 6]
+
+
+def test_a_step_that_a_callback_saved_is_exported_too(tmp_path: Path) -> None:
+    config = watched(tmp_path, CheckpointCallback.Config(save_steps=2), steps=4)
+    config.checkpoint = CheckpointManager.Config(export_hf="last")
+    with config.build() as trainer:
+        trainer.train()
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["step-2", "step-4", "step-4-hf"]
+
+
+def test_what_is_saved_last_behind_the_training_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hyper_parallel.components.checkpoint.step_writer import StepWriter
+
+    def full(self: StepWriter, **arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(StepWriter, "finish", full)
+    config = watched(tmp_path / "callback", CheckpointCallback.Config(save_steps=10), steps=2)
+    config.checkpoint = CheckpointManager.Config(enable=False, async_mode="thread")
+    seed = watched(tmp_path / "seed")
+    seed.checkpoint = CheckpointManager.Config(create_seed=True, async_mode="thread")
+    for one in (config, seed):
+        with pytest.raises(CheckpointError, match="No space left on device"), one.build() as trainer:
+            trainer.train()
 
 
 def test_a_run_that_dies_right_after_such_a_save_resumes_in_the_same_bits(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class CheckpointManager(Configurable):
         self._saver = Saver(self._root, config.async_mode)
         self._last_complete_step: int | None = None
         self._last_save_time = time.monotonic()
-        self._by_time = AgreedStep("checkpoint")
+        self._by_time = AgreedStep()
         self._figures: dict[str, float | None] = {}
         self._singles = {"lr_schedulers": lr_schedulers, "dataloader": dataloader, "train_state": train_state}
 
@@ -162,17 +162,19 @@ class CheckpointManager(Configurable):
         return None if step is None else storage.step_folder(self._root, step)
 
     def maybe_save(self, step: int, *, last: bool = False, validation_loss: float | None = None) -> bool:
-        """Saves if `step` is due or the `last` one; returns whether it did."""
+        """Saves if `step` is due or the `last` one, and not saved already; returns whether it did."""
         if not self._config.enable:
             return False
         self._take(self._saver.finish(wait=False))
         # Asked at every step, on every rank, so that all see the same.
         due = self._due_by_time(step) or last or step % self._config.interval_steps == 0
-        if due:
+        saves = due and self.last_step != step
+        if saves:
             self.save(step, validation_loss=validation_loss)
-        if (self._config.export_hf == "every" and due) or (self._config.export_hf == "last" and last):
+        is_saved = self.last_step == step
+        if (self._config.export_hf == "every" and is_saved) or (self._config.export_hf == "last" and last):
             self.export_hf(self._root / f"step-{step}-hf")
-        return due
+        return saves
 
     def save(self, step: int, *, validation_loss: float | None = None) -> None:
         """Writes the checkpoint of `step`, and removes what `keep_latest_k` does not keep once it is complete.
@@ -223,7 +225,12 @@ class CheckpointManager(Configurable):
         return figures
 
     def close(self) -> None:
-        """Ends what writes behind the training. What is being written must have been waited for."""
+        """Waits for what is being written, and ends what writes behind the training. Every rank calls it.
+
+        Raises:
+            CheckpointError: see `wait`.
+        """
+        self.wait()
         self._saver.close()
 
     def _due_by_time(self, step: int) -> bool:

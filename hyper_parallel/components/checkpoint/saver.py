@@ -43,6 +43,8 @@ class _Running:
     copy: Future[Any]
     write: Future[Any]
     is_copied: bool
+    is_told: bool = False
+    """Whether `finish` has given it back as complete."""
 
 
 class Saver:
@@ -61,7 +63,7 @@ class Saver:
 
     @property
     def running_step(self) -> int | None:
-        """The step that is being written; None: there is none."""
+        """The step that was begun and not yet waited for; None: there is none."""
         return None if self._running is None else self._running.step
 
     def start(self, step: int, state: Callable[[], dict[str, Any]], about: dict[str, Any]) -> None:
@@ -106,10 +108,11 @@ class Saver:
         running.stall_seconds += time.perf_counter() - start
 
     def finish(self, *, wait: bool) -> SavedStep | None:
-        """The step that was begun and is now complete. None: there is none, or, without `wait`, it is not yet known to
-        be.
+        """The step that was begun and is now complete, once. None: there is none, or, without `wait`, it is not yet
+        known to be.
 
-        Without `wait` no rank looks at another, and an error is left for the call with it.
+        Without `wait` no rank looks at another, and an error is left for the call with it. Ranks learn at different
+        moments that a step is complete, so each step is waited for in the end, by those too that know.
 
         Raises:
             CheckpointError: with `wait`, on every rank: it could not be written; older checkpoints are as they were.
@@ -117,14 +120,17 @@ class Saver:
         running = self._running
         if running is None:
             return None
-        if not wait and (not running.write.done() or running.write.exception() is not None):
+        if not wait and (running.is_told or not running.write.done() or running.write.exception() is not None):
             return None
-        start = time.perf_counter()
+        was_told, start = running.is_told, time.perf_counter()
+        running.is_told = True
         if wait:
             self._together(running, running.write)
+            self._running = None
+        if was_told:
+            return None
         if self._mode != "none":
             running.stall_seconds += time.perf_counter() - start
-        self._running = None
         seconds = running.stall_seconds if self._mode == "none" else time.perf_counter() - running.start
         return SavedStep(running.step, seconds, running.stall_seconds)
 

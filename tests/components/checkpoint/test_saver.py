@@ -89,6 +89,23 @@ def test_without_waiting_a_step_is_complete_when_it_is(tmp_path: Path, monkeypat
     run.manager.close()
 
 
+def _one_rank_sees_it_first(folder: str) -> tuple[int, list[int]]:
+    run = Run(folder, async_mode="thread")
+    run.manager.save(2)
+    run.manager._saver._running.write.result()
+    if dist.get_rank() == 0:
+        run.manager.maybe_save(3)  # as if the other had asked a moment earlier
+    run.manager.wait()
+    last, ranks = run.manager.last_complete_step, [0, 0]
+    dist.all_gather_object(ranks, dist.get_rank())
+    run.manager.close()
+    return last, ranks
+
+
+def test_ranks_that_learn_of_a_complete_step_at_different_moments_stay_together(tmp_path: Path) -> None:
+    assert run_world(2, _one_rank_sees_it_first, str(tmp_path)) == [(2, [0, 1])] * 2
+
+
 def _fails_on_rank_1(folder: str) -> list[str]:
     from hyper_parallel.components.checkpoint.step_writer import StepWriter
 
