@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.errors import ConfigError, RunError
 from hyper_parallel.platform.environment import prepare_environment
 
 if TYPE_CHECKING:
@@ -51,16 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("--force", action="store_true", help="also the newest complete step")
     arguments = vars(parser.parse_args(argv))
     prepare_environment()
-    from hyper_parallel.components.checkpoint import CheckpointError
+    from hyper_parallel.distributed import last_words
 
     try:
         return int(arguments.pop("run")(**arguments))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except CheckpointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except (ConfigError, RunError) as error:
+        last_words.tell(error)
+        return last_words.exit_code(error)
 
 
 def ls(folder: Path) -> int:
@@ -108,7 +105,7 @@ def diff(a: Path, b: Path) -> int:
     from hyper_parallel.components.checkpoint import storage
     from hyper_parallel.components.checkpoint.model_state import kind_of
 
-    places = [_one_step("a", a), _one_step("b", b)]
+    places = [storage.complete_checkpoint("a", a), storage.complete_checkpoint("b", b)]
     with storage.being_read(places[0]), storage.being_read(places[1]):
         readers = [storage.open_step(place) for place in places]
         entries = [storage.saved_entries(reader) for reader in readers]
@@ -177,22 +174,6 @@ def _steps(folder: Path) -> list[tuple[Path, int, str | None]]:
         return [(folder, *found)]
     fact = f"{folder} holds no checkpoint" if folder.exists() else f"{folder} is missing"
     raise ConfigError.one("folder", fact, "give a dump folder, or the folder of its steps")
-
-
-def _one_step(path: str, place: Path) -> Path:
-    """
-    Raises:
-        ConfigError: there is none, or it is not complete.
-    """
-    from hyper_parallel.components.checkpoint import storage
-
-    checkpoint = storage.checkpoint_at(place)
-    if checkpoint is None:
-        fact = f"{place} holds no complete checkpoint" if place.exists() else f"{place} is missing"
-        raise ConfigError.one(path, fact, "give a step-N, or a dump folder")
-    if (reason := storage.incompleteness(checkpoint)) is not None:
-        raise ConfigError.one(path, f"{checkpoint} is not complete: {reason}", "give another step")
-    return checkpoint
 
 
 def _read(reader: StepReader, name: str, entry: Any) -> Any:

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only now, since all that follows loads torch.
     from hyper_parallel.config import manager
     from hyper_parallel.config.errors import ConfigError, RunError
+    from hyper_parallel.distributed import last_words
     from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 
     parser = argparse.ArgumentParser(prog="hyper_parallel.explain", add_help=False, allow_abbrev=False)
@@ -46,12 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = manager.load(HyperTrainer.Config, words, world_size=options.world_size, prog="hyper_parallel.explain")
         print(explanation(config, options.world_size or config.parallelism.smallest_world_size()))
-    except ConfigError as error:
-        manager.report(error)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except (ConfigError, RunError) as error:
+        last_words.tell(error)
+        return last_words.exit_code(error)
     return 0
 
 

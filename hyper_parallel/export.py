@@ -35,12 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment()
     try:
         size_bytes = export(arguments.checkpoint, arguments.to, dtype=arguments.dtype, config_file=arguments.config)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except (ConfigError, RunError) as error:
+        from hyper_parallel.distributed import last_words
+
+        last_words.tell(error)
+        return last_words.exit_code(error)
     print(f"exported {arguments.to}, {size_bytes} bytes")
     return 0
 
@@ -65,10 +64,7 @@ def export(checkpoint: Path, to: Path, *, dtype: str | None = None, config_file:
     from hyper_parallel.distributed.hf_weights import write_hf_folder
     from hyper_parallel.trainer import phases
 
-    place = storage.checkpoint_at(checkpoint)
-    if place is None or (reason := storage.incompleteness(place)) is not None:
-        fact = f"{checkpoint} holds no complete checkpoint" if place is None else f"{place} is not complete: {reason}"
-        raise ConfigError.one("--checkpoint", fact, "give a step-N, or a dump folder")
+    place = storage.complete_checkpoint("--checkpoint", checkpoint)
     config = _config(place, config_file)
     spec = config.model_spec
     if spec is None or spec.state_dict_adapter is None:

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +47,23 @@ class Result:
         return self.loss <= TOLERANCE and self.grad_norm <= TOLERANCE
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Runs within say nothing on the way, which would drown what their judge says. Warnings are still shown."""
+    logger, handler = logging.getLogger("hyper_parallel"), logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def run(combinations: Sequence[Combination], folder: Path, steps: int) -> Iterator[Result]:
     """Trains all, few ranks first, with their metrics below `folder`, which is emptied."""
     shutil.rmtree(folder, ignore_errors=True)
-    # Its messages would drown ours; warnings are still shown.
-    logging.getLogger("hyper_parallel").addHandler(logging.NullHandler())
-    for reference in dict.fromkeys(each.reference for each in combinations):
-        _train_reference(reference, folder, steps)
+    with quiet():
+        for reference in dict.fromkeys(each.reference for each in combinations):
+            _train_reference(reference, folder, steps)
     for size in sorted({each.world_size for each in combinations}):
         rows = [each for each in combinations if each.world_size == size]
         errors = _run_in_worlds(size, rows, folder, steps)
@@ -88,12 +99,11 @@ def _run_in_worlds(size: int, rows: list[Combination], folder: Path, steps: int)
 
 def train_rows(rows: Sequence[Combination], folder: Path, steps: int) -> None:
     """On each rank: trains `rows` one after the other."""
-    logging.getLogger("hyper_parallel").addHandler(logging.NullHandler())
     for number, row in enumerate(rows, 1):
         faulthandler.dump_traceback_later(ROW_SECONDS, exit=True)
         start = time.perf_counter()
         place = folder / row.name
-        with row.config(place, steps, load_from=str(folder / "seeds" / row.model)).build() as trainer:
+        with quiet(), row.config(place, steps, load_from=str(folder / "seeds" / row.model)).build() as trainer:
             place.mkdir(parents=True, exist_ok=True)
             trainer.train()
         del trainer

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.parity.combination import Combination
-from benchmarks.parity.run import TOLERANCE
+from benchmarks.parity.run import TOLERANCE, quiet
 from hyper_parallel import loss_compare
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.loss_compare import Run
@@ -79,10 +78,9 @@ def train_alone(folder: Path, dtype: str, steps: int) -> None:
 
 def train_strategies(folder: Path, dtype: str, steps: int) -> None:
     """On each of two ranks."""
-    logging.getLogger("hyper_parallel").addHandler(logging.NullHandler())
     seed = str(folder / "seeds" / "one process")
     for name, strategy in STRATEGIES.items():
-        with config_of(strategy, folder / name, dtype, steps, load_from=seed).build() as trainer:
+        with quiet(), config_of(strategy, folder / name, dtype, steps, load_from=seed).build() as trainer:
             trainer.train()
 
 
@@ -123,7 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     os.environ |= {"HYPER_PARALLEL_DEVICE": "cpu", "HF_HUB_OFFLINE": "1"}
-    logging.getLogger("hyper_parallel").addHandler(logging.NullHandler())
     torch.set_num_threads(1)  # as the ranks have
     lines = [
         "| | strategy | mean loss difference | at most | max loss difference | at most | max grad_norm difference | |",
@@ -133,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for dtype in arguments.dtypes:
         folder = FOLDER / dtype
         print(f"{dtype} ...", file=sys.stderr, flush=True)
-        train_alone(folder, dtype, arguments.steps)
+        with quiet():
+            train_alone(folder, dtype, arguments.steps)
         run_world(2, train_strategies, folder, dtype, arguments.steps, timeout=_SECONDS)
         for cells, passed in judge(folder, dtype):
             lines.append(f"| {' | '.join(cells)} |")

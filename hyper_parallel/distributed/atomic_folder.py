@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 
 def make_partial(folder: Path, attempt: str = "") -> Path:
     """An empty folder to fill in the place of `folder`. What killed runs left of it is removed."""
-    for left in folder.parent.glob(f"{folder.name}.partial*"):
+    for left in folder.parent.glob(f"{glob.escape(folder.name)}.partial*"):
         shutil.rmtree(left)
     partial = partial_name(folder, attempt)
     partial.mkdir(parents=True)

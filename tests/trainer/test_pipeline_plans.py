@@ -30,9 +30,9 @@ CASES: dict[int, dict[str, SpreadCase]] = {
         "tp, sp, interleaved, validate, dense": SpreadCase(
             TP | SP | INTERLEAVED | VALIDATE, 2, dense=True, sizes=LAYERS
         ),
-        # Micro-batches of several packings are on their way at once, and each is recomputed by the graph that it ran.
-        "tp, sp, lp, tied, offload, compile, recompute, dense": SpreadCase(
-            TP | SP | LP | {"cpu_offload": True}, 2, dense=True, sizes=TIED, recompute=True, compile=True
+        # Micro-batches of several packings are on their way at once.
+        "tp, sp, lp, tied, offload, compile, dense": SpreadCase(
+            TP | SP | LP | {"cpu_offload": True}, 2, dense=True, sizes=TIED, compile=True
         ),
         "tp, sp, zbv, recompute": SpreadCase(TP | SP | ZBV, 2, sizes=LAYERS, recompute=True),
         "tp, lp, tied, zbv, validate, recompute": SpreadCase(TP | LP | ZBV | VALIDATE, 2, sizes=TIED, recompute=True),

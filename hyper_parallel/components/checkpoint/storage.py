@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch.distributed as dist
 import xxhash
 
-from hyper_parallel.config.errors import RunError
+from hyper_parallel.config.errors import ConfigError, RunError
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.together import gathered, together
 
@@ -194,6 +194,21 @@ def checkpoint_at(place: Path) -> Path | None:
             return step_folder(root, steps[-1])
     is_one = (place / MARKER).is_file() or re.fullmatch(r"step-\d+", place.name) is not None
     return place if is_one and place.is_dir() else None
+
+
+def complete_checkpoint(path: str, place: Path) -> Path:
+    """`checkpoint_at` for a tool, to which `place` was given as `path`.
+
+    Raises:
+        ConfigError: there is none, or it is not complete. By this process alone.
+    """
+    checkpoint = checkpoint_at(place)
+    if checkpoint is None:
+        fact = f"{place} holds no complete checkpoint" if place.exists() else f"{place} is missing"
+        raise ConfigError.one(path, fact, "give a step-N, or a dump folder")
+    if (reason := incompleteness(checkpoint)) is not None:
+        raise ConfigError.one(path, f"{checkpoint} is not complete: {reason}", "give another step")
+    return checkpoint
 
 
 @contextmanager
