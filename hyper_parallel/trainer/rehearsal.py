@@ -53,7 +53,8 @@ class Rehearsal(BaseTrainer):
         """`copied_parameters`: those of the last part of a pipeline, which the last rank would tell the others."""
         self.config = config = config.derive(compile=CompileConfig())  # a graph has the same collectives
         self.parallel_dims = ParallelDims.from_config(config.parallelism, dist.get_world_size())
-        self.parallel_dims.build_mesh(get_platform().device_type)
+        if phases.needs_process_group(config, dist.get_world_size()):  # else the model stays a plain module
+            self.parallel_dims.build_mesh(get_platform().device_type)
         self.training_steps = config.training.steps or DEFAULT_STEPS
         self.state = TrainerState(max_steps=self.training_steps)
         self.model_config = phases.prepare_model_config(config)
@@ -61,7 +62,7 @@ class Rehearsal(BaseTrainer):
         self.model_parts = phases.parallelize(config, model, self.parallel_dims)
         self.finite_guard = None
         self.callbacks = CallbackHandler([])
-        idle = SimpleNamespace(last_complete=None, take_figures=dict)  # a step saves nothing
+        idle = SimpleNamespace(last_complete=None, take_figures=dict, wait_copied=lambda: None)  # a step saves nothing
         self.checkpointer = idle  # type: ignore[assignment]
         with _without_values():
             for part in self.model_parts:
