@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench bench-data clean
+.PHONY: help train test lint bench bench-data parity clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ bench: $(STAMP) ## measure the figures of the README
 
 bench-data: $(STAMP) ## measure how fast data are prepared and read
 	$(BIN)/python -m benchmarks prepare_data indexed_samples $(ARGS)
+
+parity: $(STAMP) ## compare every combination of parallelisms with one process, over 50 steps
+	$(BIN)/python -m benchmarks.parity $(ARGS)
 
 clean: ## remove .venv, caches and outputs/debug
 	rm -rf $(VENV) outputs/debug build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

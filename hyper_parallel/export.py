@@ -75,6 +75,7 @@ def export(checkpoint: Path, to: Path, *, dtype: str | None = None, config_file:
         fact = f"{'no model' if spec is None else spec.name} has no state_dict_adapter to name its weights with"
         raise ConfigError.one("--checkpoint", fact, "give its ModelSpec one")
     model_config = phases.prepare_model_config(config)
+    assert model_config is not None, "an adapter comes with a model Config, which the config was checked for"
     model = phases.construct_model(config, model_config)
     parameters = dict(model.named_parameters())
     with storage.being_read(place):

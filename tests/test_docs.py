@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+import torch
 import yaml
 from pyarrow import parquet
 
@@ -24,13 +25,16 @@ from hyper_parallel.config.plain_sections import fill_targets
 from hyper_parallel.config.schema import slot_table
 from hyper_parallel.config.target import Target
 from hyper_parallel.data_tools.__main__ import main as data_tools_main
+from hyper_parallel.models.auto.auto_model import BuildPretrained
 from hyper_parallel.trainer.config import TrainerConfig
+from tests.models.auto.folders import save, tiny_model
 from tests.trainer.runs import tiny_config, train
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS = (ROOT / "docs" / "components.md").read_text()
 DATA = (ROOT / "docs" / "data.md").read_text()
 MEMORY = (ROOT / "docs" / "memory.md").read_text()
+TRANSFORMERS = (ROOT / "docs" / "transformers.md").read_text()
 YAML = (ROOT / "docs" / "yaml.md").read_text()
 
 
@@ -67,6 +71,27 @@ def test_memory_as_documented() -> None:
     assert [section.every_n_layers for section in sections] == [1, 2, 1, 1, 1, 1]
     assert [section.swap for section in sections] == [False] * 5 + [True]
     assert sections[3].save_ops == ("attention", "aten.topk.default")
+
+
+def test_models_of_transformers_as_documented(tmp_path: Path) -> None:
+    theirs = tiny_model("gpt2", vocab_size=4096)
+    folder = save(theirs, tmp_path / "model")
+    rows = ["--training.seq_len", "64"]
+    first, second = (
+        [word.replace("FOLDER", folder) for word in shlex.split(line)[3:]]
+        for line in snippets(TRANSFORMERS, "bash")[0].splitlines()
+    )
+    assert manager.load(TrainerConfig, [*first, *rows], world_size=1).checkpoint.load_from == folder
+    assert manager.load(TrainerConfig, [*second, *rows], world_size=1).model_spec.model.changes == {"attn_pdrop": 0.0}
+
+    (tmp_path / "run.yaml").write_text(snippets(TRANSFORMERS, "yaml")[0].replace("FOLDER", folder))
+    spec = manager.load(TrainerConfig, [str(tmp_path / "run.yaml"), *rows], world_size=1).model_spec
+    assert spec.build_model_fn == BuildPretrained(folder)
+
+    names: dict[str, Any] = {"folder": folder, "input_ids_BT": torch.arange(32).view(2, 16)}
+    exec(snippets(TRANSFORMERS)[0], names)
+    expected = theirs.float()(input_ids=names["input_ids_BT"]).logits
+    torch.testing.assert_close(names["logits_BTV"], expected, rtol=0, atol=1e-4)
 
 
 def test_yaml_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

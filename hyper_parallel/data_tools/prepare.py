@@ -51,6 +51,8 @@ SAVE_SECONDS = 2.0
 
 _BATCH_TEXTS = 512
 _BATCH_CHARACTERS = 1 << 17  # what tokenizers makes beside the ids is a hundred bytes a token
+_MANAGER_SECONDS = 3.0
+"""How long Python's own thread has to clean up behind a dead worker."""
 _FLAGS = {"dataloader.path": "--input", "dataloader.text_field": "--text-field", "dataloader.subset": "--subset"}
 """Where sources say that a fault is -> the flag that gave it."""
 
@@ -234,9 +236,13 @@ class _Preparation:
                 position, future = running.popleft()
                 yield position, *future.result()
         except (BrokenProcessPool, BrokenPipeError) as error:  # the latter: it died while it started
-            # Pythons before 3.12.1 wait for a thread that writes to the dead worker's full pipe, which somebody must
-            # close (https://github.com/python/cpython/issues/94777).
-            pool._call_queue._reader.close()  # type: ignore[attr-defined]
+            # Some Pythons wait for a thread that writes to the dead worker's full pipe, which somebody must close
+            # (https://github.com/python/cpython/issues/94777). Others close it, and fall if it is closed already.
+            manager = pool._executor_manager_thread  # type: ignore[attr-defined]
+            if manager is not None:
+                manager.join(_MANAGER_SECONDS)
+            if manager is not None and manager.is_alive():
+                pool._call_queue._reader.close()  # type: ignore[attr-defined]
             raise WorkerError(
                 f"a worker process was killed near document {self._documents} (is there enough memory?); the same "
                 "command goes on from there"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from hyper_parallel.models.common.decoder import Decoder
 
-FAMILIES = ("qwen3", "qwen3_moe")
-"""Packages below this one that `--model_spec` may name."""
+FAMILIES = ("qwen3", "qwen3_moe", "auto")
+"""Packages below this one that `--model_spec` may name; auto has the models of transformers."""
 
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Decoder:

@@ -34,12 +34,13 @@ def family_of(folder: Path) -> Family:
     """The family of the model in `folder`.
 
     Raises:
-        ConfigError: config.json is missing, is not JSON, or is of a family that is not in `FAMILIES`.
+        ConfigError: config.json is missing, is not JSON, or is of a family that is not ours.
     """
     name = read_json(folder).get("model_type")
-    if name not in FAMILIES:
+    own = [family for family in FAMILIES if family != "auto"]
+    if name not in own:
         raise ConfigError.one(
-            str(folder / "config.json"), f"model_type {name!r} is not implemented", did_you_mean(str(name), FAMILIES)
+            str(folder / "config.json"), f"model_type {name!r} is not implemented", did_you_mean(str(name), own)
         )
     return import_module(f"hyper_parallel.models.{name}").FAMILY
 

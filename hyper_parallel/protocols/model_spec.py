@@ -26,7 +26,9 @@ class ModelSpec(ConfigNode):
     model: BaseModel.Config | None = setting(None, inline=True)
     """Sizes. None: `build_model_fn` alone knows them."""
     build_model_fn: Callable[..., Any] | None = None
-    """Constructs, parallelises, materialises and loads in one call, in the place of the steps that do so."""
+    """`(model_config, parallel_dims, *, training, parallelism, activation_checkpoint, compile, dump_folder) -> model`:
+    constructs, parallelises, materialises and loads in one call, in the place of the steps that do so. `model_config`
+    is the run's copy of `model`."""
     parallelize_fn: Callable[..., Any] | None = None
     """`(model, parallel_dims, *, training, parallelism, activation_checkpoint, compile, dump_folder) -> model`."""
     pipelining_fn: Callable[..., Any] | None = None

@@ -154,10 +154,14 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         )
         yield Fault("model_spec", "no model is chosen", remedy)
         return
-    if spec.build_model_fn is not None:
-        yield Fault("model_spec.build_model_fn", f"{spec.name} has one, which is not supported yet", "leave it None")
-    if spec.model is None or spec.parallelize_fn is None:
-        yield Fault("model_spec", f"{spec.name} lacks a model Config or a parallelize_fn", "give its ModelSpec both")
+    if spec.build_model_fn is not None and spec.pipelining_fn is not None and config.parallelism.pp > 1:
+        fact = f"{config.parallelism.pp}, but {spec.name} has a build_model_fn, which builds whole models"
+        yield Fault("parallelism.pp", fact, "set 1, or leave build_model_fn None")
+    if spec.model is None and spec.build_model_fn is not None:
+        yield from _unplanned_faults(config, spec)
+    elif spec.model is None or (spec.parallelize_fn is None and spec.build_model_fn is None):
+        fact = f"{spec.name} lacks a model Config or a parallelize_fn"
+        yield Fault("model_spec", fact, "give its ModelSpec both, or a build_model_fn")
     else:
         model = copy.deepcopy(spec.model)
         try:  # what only the model knows is asked of the model; the run makes a copy of its own later
@@ -170,6 +174,17 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
                 if degree > 1 and not model.sharding:
                     fact = f"{degree}, but {spec.name} has no {kind}-parallel plan"
                     yield Fault(f"parallelism.{axis}", fact, "set 1, or choose another model")
+
+
+def _unplanned_faults(config: TrainerConfig, spec: ModelSpec) -> Iterator[Fault]:
+    """What a run asks of a model that `build_model_fn` alone knows, and nobody can check."""
+    for axis in ("cp", "tp", "ep"):
+        if (degree := getattr(config.parallelism, axis)) > 1:
+            fact = f"{degree}, but {spec.name} has no model Config, so there is no plan to check"
+            yield Fault(f"parallelism.{axis}", fact, "set 1, or give its ModelSpec a model")
+    if spec.state_dict_adapter is not None:
+        fact = f"given, but {spec.name} has no model Config, which it is built with"
+        yield Fault("model_spec.state_dict_adapter", fact, "leave it out, or give its ModelSpec a model")
 
 
 def _expert_faults(config: TrainerConfig, degrees: Degrees) -> Iterator[Fault]:

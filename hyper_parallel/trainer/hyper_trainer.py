@@ -22,10 +22,7 @@ class HyperTrainer(BaseTrainer, Configurable):
         self.training_steps = phases.plan_steps(config, self.dataloader)
         self.state = TrainerState(max_steps=self.training_steps)
         model_config = phases.prepare_model_config(config)  # 4
-        model = phases.construct_model(config, model_config)  # 5
-        model.verify_module_protocol()  # 6
-        self.model_parts = phases.parallelize(config, model, self.parallel_dims)  # 7
-        phases.materialize(config, self.model_parts)  # 8
+        model, self.model_parts = phases.build_model(config, model_config, self.parallel_dims)  # 5 to 8
         self.optimizers = phases.build_optimizers(config, self.model_parts, self.parallel_dims)  # 9
         self.lr_schedulers = phases.build_lr_schedulers(config, self.optimizers, self.training_steps)
         self.clip_grad_fn = phases.choose_clip_grad_fn(config, self.model_parts, self.parallel_dims)

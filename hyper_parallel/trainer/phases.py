@@ -24,6 +24,7 @@ from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.errors import ConfigError, Fault, RunError, raise_faults
 from hyper_parallel.config.target import Target
+from hyper_parallel.distributed import construction
 from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.grad_norm import clip_grad_norm
 from hyper_parallel.distributed.last_words import end_with
@@ -176,23 +177,39 @@ def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
     return steps
 
 
-def prepare_model_config(config: TrainerConfig) -> BaseModel.Config:
-    """Step 4: the run's private copy of the model's Config, told about the run."""
-    assert config.model_spec is not None and config.model_spec.model is not None, "validated before anything is built"
+def prepare_model_config(config: TrainerConfig) -> BaseModel.Config | None:
+    """Step 4: the run's private copy of the model's Config, told about the run. None: `build_model_fn` alone knows."""
+    assert config.model_spec is not None, "validated before anything is built"
     model_config = copy.deepcopy(config.model_spec.model)
-    model_config.update_from_config(config)
+    if model_config is not None:
+        model_config.update_from_config(config)
     return model_config
+
+
+def build_model(
+    config: TrainerConfig, model_config: BaseModel.Config | None, parallel_dims: ParallelDims
+) -> tuple[BaseModel, list[BaseModel]]:
+    """Steps 5 to 8: the whole model as it was constructed, and the parts of it on this rank, with their initial values.
+
+    A spec with `build_model_fn` has all of them done by that.
+    """
+    spec = config.model_spec
+    assert spec is not None, "validated before anything is built"
+    if spec.build_model_fn is not None:
+        model = spec.build_model_fn(model_config, parallel_dims, **_model_sections(config))
+        logger.info("model %s:%s, built by its build_model_fn in %s", spec.name, spec.flavor, config.training.dtype)
+        return model, [model]
+    assert model_config is not None, "validated before anything is built"
+    model = construct_model(config, model_config)
+    model.verify_module_protocol()
+    model_parts = parallelize(config, model, parallel_dims)
+    materialize(config, model_parts)
+    return model, model_parts
 
 
 def construct_model(config: TrainerConfig, model_config: BaseModel.Config) -> BaseModel:
     """Step 5: the whole model in `training.dtype` on the meta device: shapes without memory."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, config.training.dtype))
-    try:
-        with torch.device("meta"):
-            return model_config.build()
-    finally:
-        torch.set_default_dtype(default)
+    return construction.construct_on_meta(model_config, getattr(torch, config.training.dtype))
 
 
 def parallelize(config: TrainerConfig, model: BaseModel, parallel_dims: ParallelDims) -> list[BaseModel]:
@@ -203,27 +220,18 @@ def parallelize(config: TrainerConfig, model: BaseModel, parallel_dims: Parallel
     if parallel_dims.pp > 1:
         assert spec.pipelining_fn is not None, "validated before anything is built"
         parts = spec.pipelining_fn(model, parallel_dims, parallelism=config.parallelism)
-    return [
-        spec.parallelize_fn(
-            part,
-            parallel_dims,
-            training=config.training,
-            parallelism=config.parallelism,
-            activation_checkpoint=config.activation_checkpoint,
-            compile=config.compile,
-            dump_folder=config.dump_folder,
-        )
-        for part in parts
-    ]
+    return [spec.parallelize_fn(part, parallel_dims, **_model_sections(config)) for part in parts]
+
+
+def _model_sections(config: TrainerConfig) -> dict[str, Any]:
+    """What the functions of a ModelSpec are told of the run."""
+    sections = ("training", "parallelism", "activation_checkpoint", "compile", "dump_folder")
+    return {name: getattr(config, name) for name in sections}
 
 
 def materialize(config: TrainerConfig, model_parts: list[BaseModel]) -> None:
     """Step 8: memory for the shards of this rank, and their initial values."""
-    device = torch.device("cpu") if config.parallelism.cpu_offload else get_platform().device()
-    for part in model_parts:
-        part.to_empty(device=device)
-        part.init_weights(config.training.seed)
-        part.train()
+    construction.materialize(model_parts, cpu_offload=config.parallelism.cpu_offload, seed=config.training.seed)
     assert config.model_spec is not None
     logger.info(
         "model %s:%s, %s parameters%s in %s, initial weights drawn from seed %d%s",
@@ -309,7 +317,7 @@ def build_forward_backward(
 def build_checkpointer(
     config: TrainerConfig,
     *,
-    model_config: BaseModel.Config,
+    model_config: BaseModel.Config | None,
     model_parts: list[BaseModel],
     optimizers: OptimizersContainer,
     lr_schedulers: LRSchedulersContainer,
@@ -322,7 +330,7 @@ def build_checkpointer(
     adapter = config.model_spec.state_dict_adapter
     return config.checkpoint.build(
         dump_folder=config.dump_folder,
-        sd_adapter=None if adapter is None else adapter(model_config),
+        sd_adapter=None if adapter is None or model_config is None else adapter(model_config),
         tokenizer=tokenizer,
         model_parts=model_parts,
         optimizers=optimizers,

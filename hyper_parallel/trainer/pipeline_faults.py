@@ -58,6 +58,17 @@ def pipeline_faults(config: TrainerConfig, dp_size: int | None) -> Iterator[Faul
             config.compile.enable and schedule_of(parallelism).splits_backward,
             f"True: pp_schedule {parallelism.pp_schedule} takes the backward apart, which a compiled one cannot be",
         ),
+        "activation_checkpoint.mode": (
+            # Graphs are found by what they were made for, the newest first; recompute must find the very same one.
+            config.compile.enable and config.activation_checkpoint.mode == "full",
+            "full, and compile.enable is True: between a micro-batch's forward and its recompute a later one may be "
+            "compiled, whose graph would run in its place",
+        ),
+        "parallelism.pp_schedule": (
+            config.activation_checkpoint.mode == "selective" and schedule_of(parallelism).splits_backward,
+            f"{parallelism.pp_schedule} takes the backward apart, and activation_checkpoint.mode is selective: what it "
+            "keeps is given out once",
+        ),
         "optimizer": (
             per_rank > 1 and isinstance(maker, type) and issubclass(maker, torch.optim.Optimizer),
             f"a plain {getattr(maker, '__name__', '')}: it is made for one model part, and each rank has {per_rank}",

@@ -46,6 +46,10 @@ class UnknownNumberError(RunError):
     """A rehearsal has no values, and a run would decide by one what it communicates."""
 
 
+class UnknownModelError(RunError):
+    """A rehearsal has nothing to construct."""
+
+
 class Rehearsal(BaseTrainer):
     """The trainer of a run as far as a step needs it. Made and used within `fake_world`."""
 
@@ -57,12 +61,17 @@ class Rehearsal(BaseTrainer):
             self.parallel_dims.build_mesh(get_platform().device_type)
         self.training_steps = config.training.steps or DEFAULT_STEPS
         self.state = TrainerState(max_steps=self.training_steps)
-        self.model_config = phases.prepare_model_config(config)
+        model_config = phases.prepare_model_config(config)
+        if model_config is None:
+            raise UnknownModelError(
+                "the model's spec has no model Config: its build_model_fn alone knows what it builds"
+            )
+        self.model_config = model_config
         model = phases.construct_model(config, self.model_config)
         self.model_parts = phases.parallelize(config, model, self.parallel_dims)
         self.finite_guard = None
         self.callbacks = CallbackHandler([])
-        idle = SimpleNamespace(last_complete=None, take_figures=dict, wait_copied=lambda: None)  # a step saves nothing
+        idle = SimpleNamespace(last_complete=None, take_figures=dict, wait_copied=dict)  # a step saves nothing
         self.checkpointer = idle  # type: ignore[assignment]
         with _without_values():
             for part in self.model_parts:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parity.matrix import short_matrix
 from hyper_parallel.distributed.capabilities import FEATURES, REFUSED, capability_faults, capability_table, features_of
 from hyper_parallel.distributed.topology import resolve_degrees
 from tests.trainer import (
@@ -34,6 +35,7 @@ def compared_pairs() -> set[frozenset[str]]:
     runs = [(world_size, case.config("unused", 50)) for world_size, cases in spread for case in cases.values()]
     for world_size, cases in test_pipeline.CASES.items():
         runs += [(world_size, test_pipeline.config_of(Path("unused"), {"pp": 2} | case)) for case in cases.values()]
+    runs += [(run.world_size, run.config("unused", 50)) for run in short_matrix()]
     for world_size, config in runs:
         used = features_of(config, resolve_degrees(config.parallelism, world_size))
         pairs |= set(map(frozenset, combinations(used, 2)))

@@ -60,7 +60,7 @@ def transformers_model(family: str, dtype: torch.dtype, **changes: Any) -> nn.Mo
 @contextlib.contextmanager
 def widened(model: nn.Module) -> Iterator[None]:
     """Within it, `float32` in the modelling code of `model` means float64, but for the rotary angles."""
-    modelling = importlib.import_module(type(model).__module__)
+    modelling = importlib.import_module(type(model.model).__module__)
     rotary_forward = model.model.rotary_emb.forward
 
     def narrow(*args: Any, **kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ from hyper_parallel.components.metrics import JsonLines, MetricsProcessor
 from hyper_parallel.components.optimizer import AdamW
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.models.qwen3_moe import create_model_spec
+from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.config import TrainerConfig
 
 TINY = {
@@ -43,10 +44,12 @@ DETERMINISTIC_KEYS = ("step", "loss", "grad_norm", "lr", "tokens", "aux_loss")
 """What two equal runs must agree on; the rest are times and memory."""
 
 
-def tiny_config(dump_folder: str | Path, *, steps: int, **training: Any) -> TrainerConfig:
-    """A run of the tiny model in float64, saved after its last step only."""
+def tiny_config(
+    dump_folder: str | Path, *, steps: int, model_spec: ModelSpec | None = None, **training: Any
+) -> TrainerConfig:
+    """A run of the tiny model, or of another one, in float64, without checkpoints."""
     return TrainerConfig(
-        model_spec=create_model_spec("debug", **TINY),
+        model_spec=model_spec or create_model_spec("debug", **TINY),
         dump_folder=str(dump_folder),
         training=TrainingConfig(
             **{"seq_len": 32, "global_batch_size": 8, "micro_batch_size": 2, "dtype": "float64", "gc_steps": 0}

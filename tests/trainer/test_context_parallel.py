@@ -30,7 +30,7 @@ from tests.trainer.test_tensor_parallel import (
     worst,
 )
 
-STEPS = 20
+STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def test_follows_the_single_process(folder: Path, world_size: int, name: str) ->
     for key, difference in differences.items():
         assert difference <= TOLERANCE, f"{key} differs by {difference}"
     assert [line["tokens"] for line in curve] == [8 * case.seq_len] * STEPS
-    assert curve[-1]["loss"] < curve[0]["loss"] - 0.3  # the curves fall: they are not equal because nothing moves
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.03  # the curves fall: they are not equal because nothing moves
 
 
 def test_methods_are_those_of_the_config() -> None:

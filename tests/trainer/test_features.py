@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 from pathlib import Path
@@ -15,7 +16,7 @@ from hyper_parallel.components.loss import ChunkedCELoss
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
 from hyper_parallel.components.optimizer import AdamW
 from hyper_parallel.components.profiler import Profiler
-from hyper_parallel.config.sections import ActivationCheckpointConfig, CompileConfig, DebugConfig
+from hyper_parallel.config.sections import ActivationCheckpointConfig, CompileConfig, DebugConfig, ParallelismConfig
 from hyper_parallel.config.target import Target
 from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.errors import NotFiniteHereError
@@ -146,13 +147,37 @@ def test_a_model_may_clip_in_its_own_way(dump_folder: str, plain: list[dict[str,
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_function_of_a_spec_that_nothing_would_call_is_refused(dump_folder: str) -> None:
+def test_a_model_that_its_spec_builds_in_one_call(dump_folder: str) -> None:
+    """With the same weights as the steps give it, and with no Config of its own to check anything by."""
+    steps = train(tiny_config(f"{dump_folder}/steps", steps=2))
+    config = tiny_config(f"{dump_folder}/one_call", steps=2)
+    spec, told = config.model_spec, {}
+
+    def build(model_config: Any, parallel_dims: Any, **sections: Any) -> Any:
+        told.update(sections, model_config=model_config)
+        model = spec.model.build()
+        model.to(torch.float64).init_weights(sections["training"].seed)
+        return model
+
+    config.model_spec = dataclasses.replace(
+        spec, model=None, parallelize_fn=None, pipelining_fn=None, state_dict_adapter=None, build_model_fn=build
+    )
+    assert list(config.cross_faults(1)) == []
+    assert [line["loss"] for line in train(config)] == [line["loss"] for line in steps]
+    assert told.pop("model_config") is None
+    assert told.keys() == {"training", "parallelism", "activation_checkpoint", "compile", "dump_folder"}
+
     config = tiny_config(dump_folder, steps=1)
-    assert config.model_spec is not None
-    config.model_spec.build_model_fn = print
-    assert [str(fault) for fault in config.cross_faults(1)] == [
-        "model_spec.build_model_fn: qwen3_moe has one, which is not supported yet; leave it None"
-    ]
+    config.model_spec = dataclasses.replace(spec, build_model_fn=build)
+    config.parallelism = ParallelismConfig(pp=2)
+    assert "parallelism.pp: 2, but qwen3_moe has a build_model_fn, which builds whole models" in str(
+        next(config.cross_faults(2))
+    )
+    config.model_spec = dataclasses.replace(spec, model=None, build_model_fn=build)
+    config.parallelism = ParallelismConfig(tp=2)
+    facts = [str(fault) for fault in config.cross_faults(2)]
+    assert "parallelism.tp: 2, but qwen3_moe has no model Config, so there is no plan to check" in facts[0]
+    assert "model_spec.state_dict_adapter: given, but qwen3_moe has no model Config" in facts[1]
 
 
 def test_garbage_is_collected_at_the_configured_steps_only(dump_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

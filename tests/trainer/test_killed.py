@@ -11,7 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,18 +44,19 @@ def kill(launcher: subprocess.Popen[bytes], *, everyone: bool) -> None:
     if everyone:
         launcher.kill()
     for pid in ranks if everyone else ranks[-1:]:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Those of the last step, and its optimizer state."""
+def weights(folder: Path, step: int = STEPS) -> dict[str, Any]:
+    """Those of the last `step`, and its optimizer state."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
     root = folder / "checkpoint"
-    assert complete_steps(root)[-1] == STEPS
+    assert complete_steps(root)[-1] == step
     state = _load_state_dict_from_keys(
-        {"model", "optimizer"}, storage_reader=dcp.FileSystemReader(step_folder(root, STEPS))
+        {"model", "optimizer"}, storage_reader=dcp.FileSystemReader(step_folder(root, step))
     )
     return {f"{group}.{name}": value for group, of in state.items() for name, value in of.items()}
 
@@ -70,20 +74,25 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(mode: str, tmp_path: Path)
     assert straight.wait(timeout=200) == 0
     seconds = time.monotonic() - begun
     instants = random.Random(mode)
-    killed, folder = 0, tmp_path / "killed"
+    killed, folders = 0, (tmp_path / f"killed{i}" for i in count())
+    folder = next(folders)
     while killed < KILLS:
         process = start(folder, mode)
         time.sleep(instants.uniform(0.9 * until_training, seconds))
-        if process.poll() is not None:  # it was faster
-            assert process.returncode == 0
-            folder = folder.with_name(f"killed{killed}")
-            continue
-        kill(process, everyone=bool(killed % 2))
-        assert process.wait(timeout=60) != 0
-        killed += 1
+        if process.poll() is None:
+            kill(process, everyone=bool(killed % 2))
+        elif process.returncode != 0:
+            pytest.fail(f"ended with {process.returncode} before it was killed")
+        if process.wait(timeout=60) == 0:  # it was faster
+            folder = next(folders)
+        else:
+            killed += 1
     assert start(folder, mode).wait(timeout=200) == 0
     assert deterministic(metrics(folder)) == deterministic(metrics(tmp_path / "straight"))
-    expected, found = weights(tmp_path / "straight"), weights(folder)
+    assert_equal(weights(tmp_path / "straight"), weights(folder))
+
+
+def assert_equal(expected: dict[str, Any], found: dict[str, Any]) -> None:
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         same = torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name]

@@ -340,7 +340,7 @@ def test_degrees_that_do_not_suit_the_run_are_named_as_they_were_written(axis):
     [
         (
             {"model.name": "qwen3_5"},
-            "model.name: 'qwen3_5' is no model family; did you mean 'qwen3'? choose one of qwen3, qwen3_moe",
+            "model.name: 'qwen3_5' is no model family; did you mean 'qwen3'? choose one of qwen3, qwen3_moe, auto",
         ),
         (
             {"model.weights_path": "nowhere"},
@@ -521,6 +521,7 @@ def test_faults_of_the_trained_tree_stand_at_the_fields_of_the_file():
     assert {fault.path for fault in faults} == {
         "data.max_seq_len",
         "data.train_path",
+        "train.global_batch_size",
         "train.optimizer.lr_min",
         "train.checkpoint.save_steps",
         "train.accelerator.dp_shard",

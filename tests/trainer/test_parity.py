@@ -17,7 +17,7 @@ from hyper_parallel.trainer import HyperTrainer
 from tests.distributed_world import run_world
 from tests.trainer.runs import metrics, tiny_config, with_parallelism
 
-STEPS = 50
+STEPS = 8
 TOLERANCE = 1e-9
 Case = tuple[dict[str, Any], dict[str, Any]]
 """Fields of training, and degrees of parallelism."""
@@ -75,7 +75,7 @@ def test_follows_the_single_process(curves: dict[str, list[dict[str, Any]]], nam
         worst = max(abs(a[key] - b[key]) for a, b in zip(single, other, strict=True))
         assert worst <= TOLERANCE, f"{key} differs by {worst}"
     assert [line["tokens"] for line in other] == [256] * STEPS
-    assert single[-1]["loss"] < single[0]["loss"] - 1.0  # the curves fall: they are not equal because nothing moves
+    assert single[-1]["loss"] < single[0]["loss"] - 0.03  # the curves fall: they are not equal because nothing moves
 
 
 def micro_batches_of(trainer: HyperTrainer) -> list[dict[str, Any]]:

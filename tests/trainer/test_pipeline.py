@@ -25,8 +25,7 @@ from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 from tests.trainer.runs import TINY, deterministic, metrics, small_corpus, tiny_config, train, with_parallelism
 
-STEPS = 50
-SHORT = 6
+STEPS = 6
 TOLERANCE = 1e-9
 DENSE = {k: v for k, v in TINY.items() if k in ("hidden_size", "intermediate_size", "head_dim")} | {
     "num_attention_heads": 4,
@@ -47,7 +46,7 @@ CASES: dict[int, dict[str, Case]] = {
     2: {
         "gpipe, a single micro-batch": {"model": "dense", "pp_schedule": "gpipe", "micro_batch_size": 8},
         "gpipe": {"model": "moe", "pp_schedule": "gpipe"},
-        "1f1b": {"model": "moe tied", "steps": STEPS},
+        "1f1b": {"model": "moe tied"},
         "1f1b, recompute": {"model": "moe", "recompute": True},
         "1f1b, resharded": {"model": "moe tied", "reshard_after_forward": True},
         "1f1b, offloaded": {"model": "dense tied", "cpu_offload": True},
@@ -58,7 +57,7 @@ CASES: dict[int, dict[str, Case]] = {
             "pp_schedule": "interleaved_1f1b",
             "pp_virtual_stages": 4,
         },
-        "zbv": {"model": "moe tied", "pp_schedule": "zbv", "steps": STEPS},
+        "zbv": {"model": "moe tied", "pp_schedule": "zbv"},
         "zbv, recompute, fewer micro-batches than stages": {
             "model": "dense tied",
             "pp_schedule": "zbv",
@@ -68,7 +67,7 @@ CASES: dict[int, dict[str, Case]] = {
         "dualpipev": {"model": "moe", "pp_schedule": "dualpipev"},
     },
     4: {
-        "1f1b x shard 2, recompute": {"model": "moe tied", "dp_shard": 2, "recompute": True, "steps": STEPS},
+        "1f1b x shard 2, recompute": {"model": "moe tied", "dp_shard": 2, "recompute": True},
         "interleaved x replicate 2": {"model": "moe", "pp_schedule": "interleaved_1f1b", "dp_replicate": 2},
         "zbv x shard 2": {"model": "moe tied", "pp_schedule": "zbv", "dp_shard": 2},
         "dualpipev x shard 2": {"model": "dense", "pp_schedule": "dualpipev", "dp_shard": 2, "micro_batch_size": 1},
@@ -97,7 +96,7 @@ def train_case(folder: Path, case: Case) -> None:
     config = config_of(folder, {"pp": 2} | case)
     assert not list(config.cross_faults(dist.get_world_size()))
     with config.build() as trainer:
-        trainer.training_steps = case.get("steps", SHORT)
+        trainer.training_steps = case.get("steps", STEPS)
         trainer.train()
 
 
@@ -142,13 +141,13 @@ def assert_follows(expected: list[dict[str, Any]], lines: list[dict[str, Any]], 
 @pytest.mark.parametrize("name", CASES[2])
 def test_two_ranks_follow_the_single_process(folder: Path, single: Any, two_ranks: None, name: str) -> None:
     case = CASES[2][name]
-    assert_follows(single[case["model"]], metrics(folder / name), case.get("steps", SHORT))
+    assert_follows(single[case["model"]], metrics(folder / name), case.get("steps", STEPS))
 
 
 @pytest.mark.parametrize("name", CASES[4])
 def test_four_ranks_follow_the_single_process(folder: Path, single: Any, four_ranks: None, name: str) -> None:
     case = CASES[4][name]
-    assert_follows(single[case["model"]], metrics(folder / name), case.get("steps", SHORT))
+    assert_follows(single[case["model"]], metrics(folder / name), case.get("steps", STEPS))
 
 
 @pytest.mark.parametrize(
@@ -161,12 +160,25 @@ def test_four_ranks_follow_the_single_process(folder: Path, single: Any, four_ra
         ),
         ({"pp": 4, "pp_schedule": "zbv"}, "parallelism.pp: pp 4 x 2 stage(s) a rank = 8 stages, but the model has 4 "),
         ({"pp": 2, "pp_schedule": "zbv", "compiled": True}, "compile.enable: True: pp_schedule zbv takes the backward"),
+        (
+            {"pp": 2, "recompute": True, "compiled": True},
+            "activation_checkpoint.mode: full, and compile.enable is True: between a micro-batch's forward and its ",
+        ),
     ],
 )
 def test_refused_before_any_process_group(dump_folder: str, change: Case, expected: str) -> None:
     config = config_of(Path(dump_folder), {"model": "moe"} | change)
     (fault,) = config.cross_faults(change["pp"])
     assert str(fault).startswith(expected)
+
+
+def test_a_backward_in_two_parts_finds_what_selective_recompute_keeps_once_only(dump_folder: str) -> None:
+    config = config_of(Path(dump_folder), {"model": "moe", "pp": 2, "pp_schedule": "zbv"})
+    config.activation_checkpoint.mode = "selective"
+    (fault,) = config.cross_faults(2)
+    assert str(fault).startswith(
+        "parallelism.pp_schedule: zbv takes the backward apart, and activation_checkpoint.mode is selective: what it "
+    )
 
 
 def test_a_world_that_does_not_fit_hides_no_other_fault(dump_folder: str) -> None:

@@ -1,4 +1,4 @@
-"""One loss curve under tensor parallelism: in float64 every case follows the single process over 50 steps."""
+"""One loss curve under tensor parallelism: in float64 every case follows the single process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 from tests.trainer.runs import TINY, metrics, small_corpus, tiny_config, with_parallelism
 
-STEPS = 50
+STEPS = 8
 TOLERANCE = 1e-9
 DENSE = {
     name: value for name, value in TINY.items() if "expert" not in name and "mlp" not in name and "moe" not in name
@@ -177,7 +177,7 @@ def test_follows_the_single_process(curves: Any, references: Any, world_size: in
         assert difference <= TOLERANCE, f"{key} differs by {difference}"
     assert [line["tokens"] for line in curve] == [256] * STEPS
     assert ("aux_loss" in curve[0]) == (not CASES[world_size][name].dense)
-    assert curve[-1]["loss"] < curve[0]["loss"] - 1.0  # the curves fall: they are not equal because nothing moves
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.03  # the curves fall: they are not equal because nothing moves
 
 
 @pytest.mark.slow

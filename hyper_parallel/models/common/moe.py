@@ -105,24 +105,53 @@ class Experts(Module):
         self, x_BTC: torch.Tensor, weights_BTK: torch.Tensor, experts_BTK: torch.Tensor, rows_E: torch.Tensor
     ) -> torch.Tensor:
         """Weighted sum over each token's experts, [B, T, C]. `rows_E` counts the tokens of each expert."""
-        x_NC, top_k = x_BTC.flatten(0, 1), experts_BTK.shape[-1]
-        order = experts_BTK.flatten().argsort(stable=True)  # assignments, sorted by expert
-        token, weight = order // top_k, weights_BTK.flatten().index_select(0, order)
-        multiple = preferred_row_multiple(x_NC)
-        if multiple > 1:  # padding is token 0 with weight 0
-            place, rows, rows_E = rounded_up(rows_E, len(order), multiple)
-            token = token.new_zeros(rows).index_copy(0, place, token)
-            weight = weight.new_zeros(rows).index_copy(0, place, weight)
-        gate_up = grouped_linear(x_NC.index_select(0, token), self.gate_up_proj.flatten(1, 2), rows_E)
-        gate, up = gate_up.chunk(2, dim=-1)
-        # The weight multiplies before the last product, where rows are shorter; it commutes with it.
-        inner = F.silu(gate) * up * weight[:, None]
-        out_NC = torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, self.down_proj, rows_E))
+        gate_up_EIC = self.gate_up_proj.flatten(1, 2)
+        out_NC = weighted_experts(
+            x_BTC.flatten(0, 1),
+            weights_BTK.flatten(0, 1),
+            experts_BTK.flatten(0, 1),
+            rows_E,
+            gate_up_EIC,
+            self.down_proj,
+        )
         return out_NC.view_as(x_BTC)
 
     def run_eagerly(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
         """``function()``, outside of compiled graphs."""
         return function()
+
+
+def weighted_experts(
+    x_NC: torch.Tensor,
+    weights_NK: torch.Tensor,
+    experts_NK: torch.Tensor,
+    rows_E: torch.Tensor,
+    gate_up_EIC: torch.Tensor,
+    down_ECI: torch.Tensor,
+) -> torch.Tensor:
+    """Weighted sum over each token's SwiGLU experts, [N, C].
+
+    Args:
+        x_NC: tokens.
+        weights_NK: of each token's experts.
+        experts_NK: their indices.
+        rows_E: assignments to each expert.
+        gate_up_EIC: first matrices, gate above up.
+        down_ECI: second matrices.
+    """
+    top_k = experts_NK.shape[-1]
+    order = experts_NK.flatten().argsort(stable=True)  # assignments, sorted by expert
+    token, weight = order // top_k, weights_NK.flatten().index_select(0, order)
+    multiple = preferred_row_multiple(x_NC)
+    if multiple > 1:  # padding is token 0 with weight 0
+        place, rows, rows_E = rounded_up(rows_E, len(order), multiple)
+        token = token.new_zeros(rows).index_copy(0, place, token)
+        weight = weight.new_zeros(rows).index_copy(0, place, weight)
+    gate_up = grouped_linear(x_NC.index_select(0, token), gate_up_EIC, rows_E)
+    gate, up = gate_up.chunk(2, dim=-1)
+    # The weight multiplies before the last product, where rows are shorter; it commutes with it.
+    inner = F.silu(gate) * up * weight[:, None]
+    return torch.zeros_like(x_NC).index_add(0, token, grouped_linear(inner, down_ECI, rows_E))
 
 
 def rounded_up(rows_E: torch.Tensor, rows: int, multiple: int) -> tuple[torch.Tensor, int, torch.Tensor]:

@@ -1,0 +1,18 @@
+"""DistributedSetup: what a model is told of the ranks when it is built in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hyper_parallel.config.sections import ParallelismConfig
+from hyper_parallel.distributed.parallel_dims import ParallelDims
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedSetup:
+    """The meshes of a run, and how they are to be used. By default one process."""
+
+    parallel_dims: ParallelDims = field(default_factory=lambda: ParallelDims(dp_replicate=1, dp_shard=1))
+    """Sizes of the axes, with the meshes built."""
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    """How parameters are stored and gathered."""

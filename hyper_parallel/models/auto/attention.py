@@ -1,0 +1,81 @@
+"""The attention that transformers' models call here: causal, within documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyper_parallel.models.common.attention import causal_attention, document_attention
+from hyper_parallel.models.common.documents import DocumentGroups
+
+NAME = "hyper_parallel"
+"""Under which transformers finds it: a model's `_attn_implementation`."""
+
+_WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "output_router_logits"})
+"""What models hand on to every attention, and no causal attention without a cache needs."""
+
+
+def register() -> None:
+    """Makes the attention known to transformers, with no mask: which tokens see which is told by `documents`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    documents: DocumentGroups | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention of each document on itself, as transformers calls it.
+
+    Args:
+        module: the layer's attention.
+        query: [B, H, T, D].
+        key, value: [B, K, T, D], with K dividing H.
+        attention_mask: None, as `register` has it.
+        documents: those of the batch; None where each row is one.
+        scaling: of the scores; None: 1 / sqrt(D).
+
+    Returns:
+        [B, T, H, D], and no weights.
+
+    Raises:
+        ValueError: the model asks for what this attention does not do.
+    """
+    asked = {name: x for name, x in others.items() if x is not None and name not in _WITHOUT_EFFECT}
+    asked |= {"dropout": dropout} if dropout else {}
+    asked |= {"attention_mask": attention_mask} if attention_mask is not None else {}
+    if asked:
+        raise ValueError(
+            f"{type(module).__name__} asks its attention for {', '.join(asked)}, which is not implemented here: "
+            "choose another model"
+        )
+    size = query.shape[-1]
+    if scaling is not None and scaling != size**-0.5:
+        query = query * (scaling * size**0.5)
+    q_BTHD, k_BTKD, v_BTKD = (x.transpose(1, 2) for x in (query, key, value))
+    if documents is None:
+        return causal_attention(q_BTHD, k_BTKD, v_BTKD), None
+    return _within_documents(q_BTHD, k_BTKD, v_BTKD, documents), None
+
+
+@torch.compiler.disable  # every packing has its own shapes, and each would be compiled anew
+def _within_documents(
+    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
+) -> torch.Tensor:
+    return document_attention(q_BTHD, k_BTKD, v_BTKD, documents)
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None

@@ -1,0 +1,72 @@
+"""The checkpoint layout of transformers' own models: their names, with stacked experts taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.models.auto.layout import layout_of
+from hyper_parallel.models.common.hf_config import read_json
+from hyper_parallel.protocols.state_dict_adapter import HFBlock, StateDictAdapter
+
+if TYPE_CHECKING:
+    from hyper_parallel.models.auto.causal_lm import AutoCausalLM
+
+
+class AutoStateDictAdapter(StateDictAdapter):
+    """Parameters have the names that transformers writes them under, but for experts, which it writes one by one."""
+
+    config: AutoCausalLM.Config
+
+    def __init__(self, config: AutoCausalLM.Config) -> None:
+        super().__init__(config)
+        model = config.construct()
+        layout = layout_of(model)
+        self._architecture, self._prefix = type(model).__name__, f"{layout.base}."
+        is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        self._copies = {f"{layout.head}.weight": f"{layout.embedding}.weight"} if is_tied else {}
+
+    def hf_blocks(self, name: str, shape: Sequence[int]) -> list[HFBlock]:
+        layer, experts, matrix = name.partition(".mlp.experts.")
+        if not experts:
+            return [HFBlock(name, ())]
+        prefix = f"{layer}.mlp.experts"
+        if matrix == "down_proj":
+            return [HFBlock(f"{prefix}.{e}.down_proj.weight", (e,)) for e in range(shape[0])]
+        assert matrix == "gate_up_proj", name
+        inner = shape[1] // 2
+        halves = {"gate_proj": slice(0, inner), "up_proj": slice(inner, 2 * inner)}
+        return [
+            HFBlock(f"{prefix}.{e}.{part}.weight", (e, half)) for e in range(shape[0]) for part, half in halves.items()
+        ]
+
+    def hf_layouts(self, name: str, shape: Sequence[int]) -> list[list[HFBlock]]:
+        written = self.hf_blocks(name, shape)
+        stacked = [[HFBlock(name, ())]] if ".mlp.experts." in name else []
+        # GPT-2 on the hub, and whatever was saved from a base model, is without its prefix.
+        bare = [HFBlock(name.removeprefix(self._prefix), ())]
+        return [written, *stacked, bare]
+
+    def hf_copies(self) -> dict[str, str]:
+        return self._copies
+
+    def hf_config(self, dtype: str) -> dict[str, Any]:
+        return {**self.config.hf_config().to_diff_dict(), "architectures": [self._architecture], "dtype": dtype}
+
+    def hf_differences(self, folder: Path) -> list[str]:
+        from hyper_parallel.models.auto.causal_lm import AutoCausalLM
+
+        ours = self.config.hf_config()
+        content = read_json(folder)
+        if content.get("model_type") != ours.model_type:
+            fact = f"model_type is {content.get('model_type')!r}, not {ours.model_type}"
+            raise ConfigError.one(str(folder / "config.json"), fact, "give a folder of the same family")
+        theirs = AutoCausalLM.Config(content=content).hf_config().to_dict()
+        silent = {"dtype", "transformers_version", "architectures", "_name_or_path"}
+        return [
+            f"{name} is {theirs.get(name)} there, {value} here"
+            for name, value in ours.to_dict().items()
+            if name not in silent and theirs.get(name) != value
+        ]

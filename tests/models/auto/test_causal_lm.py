@@ -1,0 +1,176 @@
+"""Models of transformers behind our protocol: the same losses, gradients and names, or a refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from hyper_parallel.components.loss import ChunkedCELoss
+from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
+from hyper_parallel.distributed.distributed_setup import DistributedSetup
+from hyper_parallel.distributed.hf_weights import HFWeightsError, save_hf_weights
+from hyper_parallel.distributed.parallel_dims import ParallelDims
+from hyper_parallel.models.auto import HyperAutoModelForCausalLM
+from hyper_parallel.models.auto.state_dict_adapter import AutoStateDictAdapter
+from hyper_parallel.protocols.initializer import Constant, Normal
+from tests.models.auto.folders import FAMILIES, save, tiny_model
+
+FLOAT64 = TrainingConfig(dtype="float64")
+
+
+def balance(logits: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """transformers' auxiliary loss of a row in float64, which its own function rounds to float32."""
+    tokens, probability = 0, 0
+    for logits_NE in logits:
+        probability_NE = logits_NE.softmax(-1)
+        chosen_NK = probability_NE.topk(2).indices
+        tokens = tokens + F.one_hot(chosen_NK, 4).sum((0, 1)).double()
+        probability = probability + probability_NE.sum(0)
+    seen = sum(len(each) for each in logits)
+    return 0.01 * 4 * ((tokens / seen) * (probability / seen)).sum()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("documents", [None, [0, 5, 32, 33, 64]])
+def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, family: str, documents: list[int] | None) -> None:
+    theirs = tiny_model(family)
+    ours = HyperAutoModelForCausalLM.from_pretrained(save(theirs, tmp_path), training=FLOAT64)
+    ids = torch.randint(0, 64, (2, 33), generator=torch.Generator().manual_seed(1))
+    labels = ids[:, 1:].clone()
+    labels[0, 7:9] = -100
+    loss = ChunkedCELoss.Config(chunk_tokens=24).build(vocab_size=64)
+    out = ours(ids[:, :-1], labels_BT=labels, loss_fn=loss, cu_seqlens=documents)
+    own = out.loss_sum + (0 if out.aux_loss_sum is None or documents else out.aux_loss_sum)
+    own.backward()
+
+    bounds = documents or [0, 32, 64]
+    pieces = zip(
+        ids[:, :-1].flatten().tensor_split(bounds[1:-1]), labels.flatten().tensor_split(bounds[1:-1]), strict=True
+    )
+    expected = torch.zeros((), dtype=torch.float64)
+    for ids_T, labels_T in pieces:
+        # One pass for both losses: gradients pass through float32 in its norms.
+        row = theirs(input_ids=ids_T[None])
+        expected = expected + F.cross_entropy(row.logits[0], labels_T, reduction="sum")
+        if family == "qwen3_moe" and not documents:
+            expected = expected + balance(row.router_logits)
+    expected.backward()
+    assert abs(own.item() - expected.item()) <= 1e-9
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    assert gradients.keys() == {name for name, _ in ours.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad.abs().max() > 1e-3, name
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-9, msg=name)
+    assert (out.tokens_per_expert is not None) == (family == "qwen3_moe")
+    if out.tokens_per_expert is not None:
+        assert out.tokens_per_expert.sum(1).tolist() == [2 * 64] * 2  # two layers with experts, two experts a token
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_go_out_come_back(tmp_path: Path, family: str) -> None:
+    theirs = tiny_model(family)
+    ours = HyperAutoModelForCausalLM.from_pretrained(save(theirs, tmp_path / "in"), training=FLOAT64)
+    assert ours.training
+    save_hf_weights([ours], AutoStateDictAdapter(ours.config), tmp_path / "out")
+    again, told = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float64, output_loading_info=True
+    )
+    assert not any(told.values()), told
+    for name, parameter in theirs.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter), name
+
+
+def test_a_folder_of_the_base_model_is_read(tmp_path: Path) -> None:
+    theirs = tiny_model("gpt2")
+    theirs.transformer.save_pretrained(tmp_path)
+    ours = HyperAutoModelForCausalLM.from_pretrained(tmp_path, training=FLOAT64)
+    assert torch.equal(ours.transformer.h[1].attn.c_attn.weight, theirs.transformer.h[1].attn.c_attn.weight)
+
+
+def test_weights_of_another_size_are_refused(tmp_path: Path) -> None:
+    save(tiny_model("qwen3"), tmp_path)
+    with pytest.raises(HFWeightsError, match=r"misshapen: model.layers.0.mlp.up_proj.weight is \(48, 32\), the model"):
+        HyperAutoModelForCausalLM.from_pretrained(tmp_path, intermediate_size=40)
+
+
+def test_draws_what_transformers_draws() -> None:
+    config_class, sizes = FAMILIES["gpt2"]
+    model = HyperAutoModelForCausalLM.from_config(config_class(vocab_size=4096, **sizes), initializer_range=0.04)
+    assert model.param_init["transformer.wte.weight"] == Normal(0.04)
+    assert model.param_init["transformer.h.1.mlp.c_proj.weight"] == Normal(0.02)  # 0.04 / sqrt(2 x 2 layers)
+    assert model.param_init["transformer.h.0.ln_1.weight"] == Constant(1.0)
+    assert model.transformer.wte.weight.std().item() == pytest.approx(0.04, rel=0.02)
+    assert model.transformer.ln_f.bias.abs().max() == 0
+
+
+def test_buffers_are_computed_anew(tmp_path: Path) -> None:
+    theirs = tiny_model("llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4})
+    ours = HyperAutoModelForCausalLM.from_pretrained(save(theirs, tmp_path), training=FLOAT64)
+    assert torch.equal(ours.model.rotary_emb.inv_freq, theirs.model.rotary_emb.inv_freq)
+
+
+def test_flops_count_what_a_token_meets() -> None:
+    config_class, sizes = FAMILIES["qwen3_moe"]
+    model = HyperAutoModelForCausalLM.from_config(config_class(vocab_size=64, **sizes))
+    attention = 32 * (32 + 16 + 16 + 32) + 2 * 8
+    experts, dense = 2 * 3 * 32 * 16, 3 * 32 * 48  # two of four experts
+    weights = 3 * (attention + 2 * 32) + 2 * (experts + 4 * 32) + dense + 64 * 32
+    assert model.flops_per_token(100) == 6 * weights + 12 * 3 * 4 * 8 * 100
+
+
+@pytest.mark.parametrize(
+    ("config", "fact"),
+    [
+        (
+            transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4),
+            "MambaForCausalLM is no decoder whose attention can be chosen",
+        ),
+        (
+            transformers.GPT2Config(vocab_size=64, n_embd=8, n_layer=1, n_head=2, attn_pdrop=0.1),
+            "module transformer.h.0.attn (GPT2Attention) drops 0.1 of its weights, which is not implemented",
+        ),
+        (
+            transformers.MistralConfig(**FAMILIES["llama"][1], vocab_size=64, sliding_window=16),
+            "MistralForCausalLM has a sliding window of 16 tokens",
+        ),
+        (
+            transformers.MixtralConfig(**FAMILIES["qwen3"][1], vocab_size=64, num_local_experts=2),
+            "module model.layers.0.mlp.experts (MixtralExperts) has another layout in checkpoints than Qwen's",
+        ),
+        (
+            transformers.GptOssConfig(**FAMILIES["qwen3"][1], vocab_size=64, num_local_experts=2),
+            "module model.layers.0.self_attn (GptOssAttention)",
+        ),
+        (
+            transformers.BertConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1),
+            "BertLMHeadModel consists of bert, cls, not of a base model and an output matrix",
+        ),
+    ],
+)
+def test_a_model_that_is_not_understood_is_refused_with_the_module(config: Any, fact: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        HyperAutoModelForCausalLM.from_config(config)
+    assert fact in str(caught.value)
+
+
+def test_parallelism_without_a_plan_is_refused() -> None:
+    config_class, sizes = FAMILIES["qwen3"]
+    setup = DistributedSetup(
+        parallel_dims=ParallelDims(dp_replicate=1, dp_shard=1, tp=2), parallelism=ParallelismConfig(tp=2)
+    )
+    with pytest.raises(ConfigError, match=r"distributed_setup.tp: 2, but there is no plan for it yet; set 1"):
+        HyperAutoModelForCausalLM.from_config(config_class(vocab_size=64, **sizes), distributed_setup=setup)
+
+
+def test_changes_that_the_model_has_not_and_names_that_are_no_folder_are_refused(tmp_path: Path) -> None:
+    folder = save(tiny_model("qwen3"), tmp_path)
+    with pytest.raises(ConfigError, match=r"model_spec.changes.n_layers: qwen3 has no such field"):
+        HyperAutoModelForCausalLM.from_pretrained(folder, n_layers=3)
+    with pytest.raises(ConfigError, match=r"Qwen/Qwen3-0.6B is no folder; download it: hf download Qwen/Qwen3-0.6B"):
+        HyperAutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")

@@ -1,0 +1,175 @@
+"""Models of transformers in HyperTrainer: the curves of our own model, of one process, and of a resumed run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from hyper_parallel import explain
+from hyper_parallel import train as cli
+from hyper_parallel.components.checkpoint import CheckpointManager
+from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.sections import ActivationCheckpointConfig, CompileConfig
+from hyper_parallel.models import auto, qwen3_moe
+from hyper_parallel.protocols.model_spec import ModelSpec
+from hyper_parallel.trainer.config import TrainerConfig
+from tests.distributed_world import run_world
+from tests.models.auto.folders import save, tiny_model
+from tests.models.reference import widened
+from tests.trainer.runs import metrics, small_corpus, tiny_config, with_parallelism
+from tests.trainer.test_tensor_parallel import worst
+
+STEPS = 20
+TOLERANCE = 1e-9
+
+
+def config_of(
+    spec: ModelSpec,
+    folder: Path,
+    *,
+    rows: int = 4,
+    mode: str = "none",
+    swap: bool = False,
+    compile: bool = False,
+    **degrees: Any,
+) -> TrainerConfig:
+    config = with_parallelism(tiny_config(folder, steps=STEPS, micro_batch_size=rows), **degrees)
+    config.model_spec = spec
+    config.activation_checkpoint = ActivationCheckpointConfig(mode=mode, swap=swap)
+    config.compile = CompileConfig(enable=compile, backend="aot_eager")
+    return config
+
+
+def train(config: TrainerConfig, world_size: int = 1) -> list[dict[str, Any]]:
+    """Trains, with transformers' roundings to float32 done in float64, so that 1e-9 means something."""
+    assert not list(config.cross_faults(world_size))
+    with config.build() as trainer:
+        model = trainer.model_parts[0]
+        if hasattr(getattr(model, "model", None), "rotary_emb"):
+            with widened(model):
+                trainer.train()
+        else:
+            trainer.train()
+    return metrics(config.dump_folder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    return {f: save(tiny_model(f, vocab_size=4096), root / f) for f in ("qwen3_moe", "gpt2")}
+
+
+def test_follows_our_own_model(tmp_path: Path, folders: dict[str, str]) -> None:
+    own = config_of(qwen3_moe.create_model_spec(folders["qwen3_moe"]), tmp_path / "own")
+    own.checkpoint = CheckpointManager.Config(enable=False, load_from=folders["qwen3_moe"])
+    theirs = config_of(auto.pretrained_model_spec(folders["qwen3_moe"]), tmp_path / "theirs")
+    curves = train(own), train(theirs)
+    differences = worst(*curves)
+    assert differences.keys() == {"loss", "grad_norm", "aux_loss"}
+    assert max(differences.values()) <= TOLERANCE, differences
+    assert curves[0][-1]["loss"] < curves[0][0]["loss"] - 0.5
+
+
+CASES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "qwen3_moe, shard 2, accumulate 2": {"rows": 2, "dp_shard": 2},
+        "qwen3_moe, shard 2, selective, swap": {"dp_shard": 2, "mode": "selective", "swap": True},
+        "qwen3_moe, shard 2, compile": {"dp_shard": 2, "compile": True},
+        "gpt2, shard 2, offload, full": {"dp_shard": 2, "cpu_offload": True, "mode": "full"},
+    },
+    4: {"qwen3_moe, replicate 2 x shard 2": {"rows": 2, "dp_replicate": 2, "dp_shard": 2}},
+}
+ALL = [(world_size, name) for world_size, cases in CASES.items() for name in cases]
+
+
+def run_cases(root: str, world_size: int, folders: dict[str, str]) -> None:
+    for name, settings in CASES[world_size].items():
+        spec = auto.pretrained_model_spec(folders[name.partition(",")[0]])
+        train(config_of(spec, Path(root) / name, **settings), world_size)
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """metrics.jsonl by case and, of one process, by family."""
+    root = tmp_path_factory.mktemp("curves")
+    for family, folder in folders.items():
+        train(config_of(auto.pretrained_model_spec(folder), root / family))
+    for world_size in CASES:
+        run_world(world_size, run_cases, str(root), world_size, folders, timeout=280)
+    return {name: metrics(root / name) for name in [*folders, *(name for _, name in ALL)]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(580)
+@pytest.mark.parametrize("name", [name for _, name in ALL])
+def test_follows_one_process(curves: dict[str, list[dict[str, Any]]], name: str) -> None:
+    differences = worst(curves[name.partition(",")[0]], curves[name])
+    assert max(differences.values()) <= TOLERANCE, differences
+    assert curves[name][-1]["loss"] < curves[name][0]["loss"] - 0.5
+
+
+def test_trains_from_the_command_line_and_resumes(
+    dump_folder: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights are drawn; what was saved names the folder, and is exported under Hugging Face's names."""
+    argv = ["--model_spec", f"auto:{folders['gpt2']}", "--dump_folder", dump_folder, "--training.seq_len", "64"]
+    argv += ["--dataloader.path", small_corpus(), "--checkpoint.interval_steps", "1", "--checkpoint.export_hf", "last"]
+    assert cli.main([*argv, "--training.steps", "1"]) == 0
+    assert cli.main([*argv, "--training.steps", "2"]) == 0
+    lines = metrics(dump_folder)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["loss"] == pytest.approx(math.log(4096), abs=0.1)  # a guess: the folder's weights are not read
+    saved = json.loads((Path(dump_folder) / "config.json").read_text())["model"]
+    assert saved == {"_target_": "hyper_parallel.models.auto.create_model_spec", "flavor": folders["gpt2"]}
+    exported = {file.parent for file in Path(dump_folder).rglob("model.safetensors")}
+    assert len(exported) == 2  # each of the two runs had a last step
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported.pop())
+    assert type(model).__name__ == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--parallelism.tp", "2"], "parallelism.tp: 2, but auto has no tensor-parallel plan"),
+        (["--parallelism.cp", "2"], "parallelism.cp: 2, but auto has no context-parallel plan"),
+        (["--parallelism.ep", "2"], "parallelism.ep: 2, but auto has no expert-parallel plan"),
+        (["--training.seq_len", "65"], "training.seq_len: 65 is above the model's max_position_embeddings 64"),
+        (
+            ["--model_spec.changes", "{attn_pdrop: 0.1}"],
+            "model_spec: module transformer.h.0.attn (GPT2Attention) drops",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    folders: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    fault: str,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2" if "parallelism" in flags[0] else "1")
+    sized = [] if "--training.seq_len" in flags else ["--training.seq_len", "64"]
+    assert cli.main(["--model_spec", f"auto:{folders['gpt2']}", *sized, *flags]) == 2
+    assert fault in capsys.readouterr().err
+
+
+def test_what_a_run_would_move_is_explained(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--training.seq_len", "64", "--world_size", "2"]
+    assert explain.main(["--model_spec", f"auto:{folders['qwen3_moe']}", *flags]) == 0
+    told = capsys.readouterr().out
+    assert "model.layers.*.mlp.experts.gate_up_proj" in told
+    assert re.search(r"model\.layers\.\*\s+1\s", told) and "the rest" in told
+
+
+def test_a_folder_is_needed_and_weights_where_they_are_read(tmp_path: Path, folders: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"auto needs a folder with a Hugging Face config.json, and '' is none"):
+        auto.create_model_spec()
+    (tmp_path / "config.json").write_text((Path(folders["gpt2"]) / "config.json").read_text())
+    with pytest.raises(ConfigError, match=r"no weights at .*model.safetensors; give a folder with weights, or create"):
+        auto.pretrained_model_spec(str(tmp_path))
