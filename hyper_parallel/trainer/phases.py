@@ -89,10 +89,7 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     platform.set_device()
     platform.set_deterministic(config.debug.deterministic)
     world_size = launched_world_size()
-    # torch's process that writes checkpoints asks its parent for its rank.
-    writes_elsewhere = getattr(config.checkpoint, "async_mode", None) == "process"
-    needs_group = writes_elsewhere or fsdp_needed(training, config.parallelism, world_size)
-    init_distributed(config.comm, even_alone=needs_group)
+    init_distributed(config.comm, even_alone=needs_process_group(config, world_size))
     if world_size > 1:
         sys.excepthook = end_with  # in the place of torch's own, under which every rank prints a traceback
     set_up_logging(rank())
@@ -113,6 +110,13 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
         f", experts over ep {parallel_dims.ep}" if parallel_dims.ep > 1 else "",
     )
     return parallel_dims
+
+
+def needs_process_group(config: TrainerConfig, world_size: int) -> bool:
+    """Whether a run on so many ranks has a process group, and so goes through FSDP."""
+    # torch's process that writes checkpoints asks its parent for its rank.
+    writes_elsewhere = getattr(config.checkpoint, "async_mode", None) == "process"
+    return writes_elsewhere or fsdp_needed(config.training, config.parallelism, world_size)
 
 
 def build_tokenizer(config: TrainerConfig) -> BaseTokenizer:
