@@ -83,8 +83,8 @@ def trainer(monkeypatch):
 
     def init(self, config):
         events.append("build")
-        # A run that cannot be built leaves the file of the last one as it is.
-        assert not (Path(config.dump_folder) / "config.yaml").exists()
+        # What is saved stands before anything is built.
+        assert (Path(config.dump_folder) / "config.yaml").exists()
 
     monkeypatch.setattr(HyperTrainer, "__init__", init)
     monkeypatch.setattr(HyperTrainer, "train", lambda self: events.append("train"))
@@ -153,7 +153,8 @@ def test_a_fault_that_only_building_sees_is_printed_once_a_node(rank, printed, t
     assert capsys.readouterr().err == printed
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+def test_a_folder_that_cannot_be_written(trainer, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert start(tmp_path / "file") == 2
     assert "file' cannot be written: File exists; give a folder that you may write to" in capsys.readouterr().err
+    assert trainer == []

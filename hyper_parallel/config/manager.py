@@ -163,33 +163,20 @@ def save(tree: ConfigNode) -> None:
     Raises:
         ConfigError: a value cannot be written as text, or the folder cannot be made or written.
     """
-    saving(tree)()
-
-
-def saving(tree: ConfigNode) -> Callable[[], None]:
-    """What does the writing of `save`, for later; the call is to make sure now that there is a text to write.
-
-    Raises:
-        ConfigError: a value cannot be written as text.
-    """
     if int(os.environ.get("RANK", "0")) != 0:
-        return lambda: None
+        return
     folder = tree.dump_folder  # type: ignore[attr-defined]
     text = resolver.to_yaml(tree)
     # A date, which YAML knows and JSON does not, is text there.
     data = json.dumps(resolver.document(tree), indent=2, default=str)
-
-    def write() -> None:
-        try:
-            os.makedirs(folder, exist_ok=True)
-            _write(os.path.join(folder, "config.yaml"), text)
-            _write(os.path.join(folder, "config.json"), data + "\n")
-        except OSError as error:
-            raise ConfigError.one(
-                "dump_folder", f"{folder!r} cannot be written: {error.strerror}", "give a folder that you may write to"
-            ) from error
-
-    return write
+    try:
+        os.makedirs(folder, exist_ok=True)
+        _write(os.path.join(folder, "config.yaml"), text)
+        _write(os.path.join(folder, "config.json"), data + "\n")
+    except OSError as error:
+        raise ConfigError.one(
+            "dump_folder", f"{folder!r} cannot be written: {error.strerror}", "give a folder that you may write to"
+        ) from error
 
 
 def report(error: ConfigError) -> None:

@@ -123,15 +123,6 @@ def test_a_file_system_without_locks_gives_a_warning(
     assert f"dump_folder: {tmp_path} cannot be locked ([Errno 37] No locks available): see that no" in caplog.text
 
 
-def test_a_run_that_cannot_be_built_leaves_the_files_of_the_last_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.yaml").write_text("of a good run")
-    recipe = ["--recipe", "tests.trainer.runs.saved_every_second_step", "--dump_folder", str(tmp_path)]
-    assert front_door.main([*recipe, "--dataloader.path", str(tmp_path / "config.yaml")]) == 2
-    assert (tmp_path / "config.yaml").read_text() == "of a good run"
-
-
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as error:
