@@ -21,10 +21,13 @@ from hyper_parallel.components.checkpoint.initial_weights import (
 )
 from hyper_parallel.components.checkpoint.model_state import fill_copies, kind_of, model_tensors, refuse_another_model
 from hyper_parallel.components.checkpoint.random_state import random_state, set_random_state
+from hyper_parallel.components.checkpoint.reading import explained, open_step, read, saved_entries
 from hyper_parallel.components.checkpoint.resumable_steps import resumable_steps
 from hyper_parallel.components.checkpoint.retention import remove_old
 from hyper_parallel.components.checkpoint.saver import AsyncMode, SavedStep, Saver
+from hyper_parallel.components.checkpoint.step_locks import being_read_by_all
 from hyper_parallel.components.checkpoint.storage import CheckpointError
+from hyper_parallel.components.checkpoint.verification import DamagedError, verified
 from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.config.configurable import Configurable
 from hyper_parallel.config.errors import Fault
@@ -73,7 +76,7 @@ class CheckpointManager(Configurable):
         """none: training waits until the checkpoint is on disk. thread, process: it goes on, up to the next change of
         weights, while the state is copied to host memory, and a thread, or a process of its own, writes the copy; the
         latter never holds up Python."""
-        what: Literal["full", "model", "adapter"] = "full"
+        what: Literal["full", "model"] = "full"
         """full: all that a run needs to go on. model: the weights alone, to start other runs from (load_from)."""
         export_hf: Literal["none", "last", "every"] = "none"
         """Write the weights also as a folder that transformers loads, step-N-hf beside step-N: after the last step, or
@@ -93,8 +96,6 @@ class CheckpointManager(Configurable):
             yield from at_least(self, 0, "load_step")
             if self.interval_minutes is not None and not self.interval_minutes > 0:
                 yield Fault("interval_minutes", f"{self.interval_minutes} is not above 0", "give minutes, or None")
-            if self.what == "adapter":
-                yield Fault("what", "adapter, but no adapters are trained", "choose full or model")
             if self.export_hf != "none" and not self.enable:
                 yield Fault("export_hf", f"{self.export_hf}, but enable is False: nothing is saved", "set enable True")
             if self.load_step is not None and not self.enable:
@@ -166,8 +167,9 @@ class CheckpointManager(Configurable):
         if not self._config.enable:
             return False
         self._take(self._saver.finish(wait=False))
+        due = last or step % self._config.interval_steps == 0
         # Asked at every step, on every rank, so that all see the same.
-        due = self._due_by_time(step) or last or step % self._config.interval_steps == 0
+        due = self._due_by_time(step, asks=not due) or due
         saves = due and self.last_step != step
         if saves:
             self.save(step, validation_loss=validation_loss)
@@ -233,11 +235,12 @@ class CheckpointManager(Configurable):
         self.wait()
         self._saver.close()
 
-    def _due_by_time(self, step: int) -> bool:
+    def _due_by_time(self, step: int, *, asks: bool) -> bool:
+        """`asks`: whether to ask for a save where the time has come; not at a step that is saved anyway."""
         minutes = self._config.interval_minutes
         if minutes is None:
             return False
-        if rank() == 0 and time.monotonic() - self._last_save_time >= 60 * minutes:
+        if asks and rank() == 0 and time.monotonic() - self._last_save_time >= 60 * minutes:
             self._by_time.request(step)
         return self._by_time.due(step)
 
@@ -282,7 +285,7 @@ class CheckpointManager(Configurable):
             start = time.perf_counter()
             try:
                 self._load_step(folder)
-            except storage.DamagedError as error:
+            except DamagedError as error:
                 if self._config.load_step is not None:
                     raise CheckpointError(
                         f"checkpoint.load_step: {folder} is damaged: {error}; "
@@ -307,11 +310,11 @@ class CheckpointManager(Configurable):
             DamagedError: on every rank: it is not what was written. Weights and optimizer state may be changed.
         """
         state = self._state()
-        reader = storage.open_step(folder)
+        reader = open_step(folder)
         way_out = "remove it, or set checkpoint.load_step to another complete step"
-        with storage.verified(folder):
-            with storage.explained(folder, way_out):
-                entries = storage.saved_entries(reader)
+        with being_read_by_all(folder), verified(folder):
+            with explained(folder, way_out):
+                entries = saved_entries(reader)
             if f"rng.{rank()}" not in entries:
                 del state["rng"]
             refuse_another_model(
@@ -319,8 +322,8 @@ class CheckpointManager(Configurable):
                 "set model_spec, training.dtype and optimizer as they were when it was saved, or another dump_folder "
                 "to start anew",
             )  # fmt: skip
-            with storage.explained(folder, way_out):
-                storage.read(reader, state)
+            with explained(folder, way_out):
+                read(reader, state)
         fill_copies(self._model_parts, state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         singles = pickle.loads(state["run"])

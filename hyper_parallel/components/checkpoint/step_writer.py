@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from hyper_parallel.components.checkpoint.step_locks import WRITING
 from hyper_parallel.components.checkpoint.storage import MARKER, FileSeal
 from hyper_parallel.distributed.atomic_folder import partial_name, publish, sync_folder
 
@@ -71,6 +72,7 @@ class StepWriter(FileSystemWriter):
             os.fsync(stream.fileno())
         sync_folder(partial)
         publish(self._folder, self._attempt)
+        (self._folder / WRITING).unlink(missing_ok=True)  # only now: until here its lock keeps others from the folder
         sync_folder(self._folder.parent)
 
 

@@ -181,6 +181,24 @@ def test_saves_also_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert saved == [3, 4, 7, 8]
 
 
+def _by_the_clock(folder: str) -> list[int]:
+    from hyper_parallel.components.checkpoint import manager
+
+    seconds = [0.0]
+    manager.time.monotonic = lambda: seconds[0]
+    run, saved = Run(folder, interval_steps=4, interval_minutes=1.0), []
+    for step in range(1, 8):
+        seconds[0] += 15.0
+        if run.manager.maybe_save(step):
+            saved.append(step)
+    return saved
+
+
+def test_the_clock_asks_for_no_save_beside_one_that_is_due_anyway(tmp_path: Path) -> None:
+    """A minute has passed after step 4, which is saved; ranks would otherwise save 5 too."""
+    assert run_world(2, _by_the_clock, str(tmp_path)) == [[4]] * 2
+
+
 def test_weights_alone(tmp_path: Path) -> None:
     run = Run(tmp_path, what="model")
     run.train(1)
@@ -443,12 +461,11 @@ def test_faults() -> None:
         interval_steps=0,
         keep_latest_k=0,
         interval_minutes=0.0,
-        what="adapter",
         export_hf="last",
         load_step=3,
     )
     assert [fault.path for fault in config.faults()] == [
-        "interval_steps", "keep_latest_k", "interval_minutes", "what", "export_hf", "load_step",
+        "interval_steps", "keep_latest_k", "interval_minutes", "export_hf", "load_step",
     ]  # fmt: skip
 
 

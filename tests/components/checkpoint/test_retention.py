@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.components.checkpoint.retention import best_step, remove_old
-from hyper_parallel.components.checkpoint.storage import being_read, step_folder
+from hyper_parallel.components.checkpoint.step_locks import being_read
+from hyper_parallel.components.checkpoint.storage import step_folder
 from tests.components.checkpoint.run import Run
 
 
@@ -30,6 +32,12 @@ def test_the_best_by_validation_is_kept(tmp_path: Path) -> None:
     assert steps(root) == [7, 8]
 
 
+def test_a_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    root = save(tmp_path, {1: math.nan, 2: 1.5, 3: math.nan, 4: math.inf}, keep_latest_k=1)
+    assert steps(root) == [2, 4]
+    assert best_step(root, [4]) == 4
+
+
 def test_without_validation_only_the_newest_are_kept(tmp_path: Path) -> None:
     root = save(tmp_path, dict.fromkeys((1, 2, 3)), keep_latest_k=1)
     assert steps(root) == [3]
@@ -39,7 +47,7 @@ def test_without_validation_only_the_newest_are_kept(tmp_path: Path) -> None:
 def test_what_another_process_reads_is_kept_until_it_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = save(tmp_path, dict.fromkeys((1, 2, 3)))
     code = (
-        "import pathlib, sys; from hyper_parallel.components.checkpoint.storage import being_read\n"
+        "import pathlib, sys; from hyper_parallel.components.checkpoint.step_locks import being_read\n"
         "with being_read(pathlib.Path(sys.argv[1])): print('reads', flush=True); sys.stdin.read()"
     )
     reader = subprocess.Popen(
