@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hyper_parallel.components.checkpoint.step_locks import WRITING
-from hyper_parallel.components.checkpoint.storage import MARKER, FileSeal
+from hyper_parallel.components.checkpoint.storage import MARKER, FileSeal, seal_of
 from hyper_parallel.distributed.atomic_folder import partial_name, publish, sync_folder
 
 
@@ -65,6 +65,7 @@ class StepWriter(FileSystemWriter):
         super().finish(metadata, results)
         seals[".metadata"] = self.fs.seals[".metadata.tmp"]  # written under that name, then renamed
         marker = self._about | {"torch": torch.__version__, "files": seals}
+        marker["seal"] = seal_of(marker)
         partial = Path(self.path)
         with (partial / MARKER).open("w") as stream:
             json.dump(marker, stream, indent=1)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
+
+import xxhash
 
 from hyper_parallel.config.errors import ConfigError, RunError
 
@@ -45,6 +48,14 @@ class Marker(TypedDict):
     """The run's config.yaml, where it wrote one: what the weights mean."""
     torch: str
     files: dict[str, FileSeal]
+    seal: str
+    """`seal_of` all the others."""
+
+
+def seal_of(marker: Mapping[str, Any]) -> str:
+    """128-bit XXH3, hexadecimal, of what a marker says."""
+    said = {key: value for key, value in marker.items() if key != "seal"}
+    return xxhash.xxh3_128(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -63,6 +74,8 @@ def read_marker(folder: Path) -> Marker:
         for seal in marker["files"].values():
             if not isinstance(seal["bytes"], int) or not isinstance(seal["xxh3"], str):
                 raise ValueError
+        if marker["seal"] != seal_of(marker):
+            raise ValueError
     except FileNotFoundError as error:
         raise CheckpointError(f"it has no {MARKER}, so its save did not finish") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # no JSON, or of another shape
