@@ -41,7 +41,7 @@ def start(folder: Path, mode: str) -> subprocess.Popen[bytes]:
 
 def kill(launcher: subprocess.Popen[bytes], *, everyone: bool) -> None:
     ranks = [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
-    if everyone:
+    if everyone or not ranks:  # on a busy machine the launcher may not have come to start them
         launcher.kill()
     for pid in ranks if everyone else ranks[-1:]:
         with suppress(ProcessLookupError):  # it has just ended
@@ -83,7 +83,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(mode: str, tmp_path: Path)
             kill(process, everyone=bool(killed % 2))
         elif process.returncode != 0:
             pytest.fail(f"ended with {process.returncode} before it was killed")
-        if process.wait(timeout=60) == 0:  # it was faster
+        if process.wait(timeout=200) == 0:  # it was faster
             folder = next(folders)
         else:
             killed += 1

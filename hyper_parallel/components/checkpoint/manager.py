@@ -242,6 +242,15 @@ class CheckpointManager(Configurable):
         """
         self._take(self._saver.finish(wait=True))
 
+    def finish(self) -> Path | None:
+        """`last_complete`, once what is being written is on disk. Every rank calls it.
+
+        Raises:
+            CheckpointError: see `wait`.
+        """
+        self.wait()
+        return self.last_complete
+
     def take_figures(self) -> dict[str, float | None]:
         """checkpoint_bytes, checkpoint_seconds and checkpoint_stall_seconds (in which training waited) of a save that
         was found complete since the last call; empty if there was none. Bytes are known on rank 0."""
