@@ -128,7 +128,7 @@ def started(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     return {
         1: ([start_and_export(str(folders), str(one))], one),
-        2: (run_world(2, start_and_export, str(folders), str(two)), two),
+        2: (run_world(2, start_and_export, str(folders), str(two), timeout=250), two),
     }
 
 
