@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +27,7 @@ def worker_options(num_workers: int, prefetch: int) -> dict[str, Any]:
         "num_workers": num_workers,
         "prefetch_factor": prefetch,
         "multiprocessing_context": context,
-        "worker_init_fn": _leave_interrupts_to_the_trainer,
+        "worker_init_fn": _follow_the_trainer,
     }
 
 
@@ -47,6 +49,15 @@ def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
         ) from error
 
 
-def _leave_interrupts_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal, and the trainer may still want data for the step it finishes."""
+def _follow_the_trainer(worker: int) -> None:
+    # Ctrl-C reaches every process of a terminal, and the trainer may still want data for the step it finishes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # torch's own watch is on the server, which stays for as long as a worker does.
+    threading.Thread(target=_end_with_the_trainer, name="trainer-watch", daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None, "a worker was started by somebody"
+    trainer.join()
+    os._exit(1)

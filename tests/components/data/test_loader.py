@@ -3,9 +3,12 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import threading
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import pytest
 import torch
@@ -234,6 +237,31 @@ def test_close_leaves_no_thread_and_no_process(path, num_workers):
     assert not [thread for thread in set(threading.enumerate()) - threads if thread.name == "data-prefetch"]
     assert set(multiprocessing.active_children()) <= processes
     wait_until(lambda: set(threading.enumerate()) <= threads)  # torch's queues end their own threads a moment later
+
+
+def test_a_killed_trainer_leaves_no_process(path):
+    script = (
+        "import multiprocessing; from tests.components.data.numbers import build_loader\n"
+        f"loader = build_loader({path!r}, seq_len={SEQ_LEN}, num_workers=1); next(loader)\n"
+        "(worker,) = multiprocessing.active_children(); print(worker.pid, flush=True); input()"
+    )
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **options) as trainer:
+        worker = int(trainer.stdout.readline())
+        _, server = state_and_parent(worker)
+        assert [state_and_parent(pid)[0] in "RS" for pid in (worker, server)] == [True, True]
+        assert server != trainer.pid
+        trainer.kill()
+    wait_until(lambda: state_and_parent(worker)[0] == state_and_parent(server)[0] == "Z")
+
+
+def state_and_parent(pid: int) -> tuple[str, int]:
+    """As proc_pid_stat(5) says; of a process that is gone too, whether or not somebody has taken notice of it."""
+    try:
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except FileNotFoundError:
+        return "Z", 0
+    return state, int(parent)
 
 
 def test_without_prefetch_there_is_no_thread(path):
