@@ -20,9 +20,9 @@ from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.trainer.runs import small_corpus, tiny_config
 
-LEARNING_RATE = 1e-3
-"""Calm enough for the tolerance: initial weights that are disturbed in their last place change the gradient norms of 50
-steps by up to 1e-12 in one process. At three times the rate norms peak at 48, and they change by up to 1e-7."""
+LEARNING_RATE = 5e-4
+"""Calm enough for the tolerance: in one process, initial weights that are disturbed in their last place change gradient
+norms by up to 5e-12 within 500 steps. At twice the rate some token goes to other experts, and the curves part by 1e-3."""
 ROWS, TOKENS = 8, 32
 """Of a step: documents of unequal length packed into rows, so that no two micro-batches train as many tokens."""
 
