@@ -435,7 +435,11 @@ def build_lr_schedulers(
 def build_loss(config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims) -> BaseLoss:
     """Step 9: what the optimizer minimises."""
     vocab_size = model_parts[-1].vocab_size
-    loss = adopted_loss(config.loss.build(vocab_size=vocab_size), vocab_size=vocab_size)
+    # torch's modules take any keyword, and theirs is no vocab_size.
+    maker = type(config.loss).callable if isinstance(config.loss, Target) else None
+    is_module = isinstance(maker, type) and issubclass(maker, torch.nn.Module)
+    product = config.loss.build() if is_module else config.loss.build(vocab_size=vocab_size)
+    loss = adopted_loss(product, vocab_size=vocab_size)
     if isinstance(loss, ModuleLoss):
         loss.module.to(get_platform().device())
         loss.bind(model_parts[-1], distributed_setup(config, parallel_dims))

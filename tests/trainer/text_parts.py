@@ -57,8 +57,8 @@ def no_loss() -> float:
     return 1.0
 
 
-def half_as_fast_each_step(optimizer: torch.optim.Optimizer, train_iters: int) -> Any:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step if step < train_iters else 0.0)
+def a_tenth_less_each_step(optimizer: torch.optim.Optimizer, train_iters: int) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step if step < train_iters else 0.0)
 
 
 class CountingDataset(torch.utils.data.Dataset):

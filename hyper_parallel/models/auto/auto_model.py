@@ -92,7 +92,7 @@ class HyperAutoModelForCausalLM:
             ConfigError: as in `from_pretrained`.
         """
         raise_faults(_refused(peft_config, changes))
-        content = read_json(_existing(config)) if isinstance(config, str | Path) else config.to_dict()
+        content = read_json(_existing(config, "config")) if isinstance(config, str | Path) else config.to_dict()
         return _build(
             AutoCausalLM.Config(content=content, changes=changes),
             distributed_setup or DistributedSetup(),
@@ -126,10 +126,9 @@ class BuildPretrained:
         return _build(model_config, setup, training, activation_checkpoint, compile, weights=Path(self.folder))
 
 
-def _existing(folder: str | Path) -> Path:
+def _existing(folder: str | Path, given_by: str = "pretrained_model_name_or_path") -> Path:
     if not Path(folder).is_dir():
-        fact = f"{folder} is no folder"
-        raise ConfigError.one("pretrained_model_name_or_path", fact, f"download it: hf download {folder}")
+        raise ConfigError.one(given_by, f"{folder} is no folder", f"download it: hf download {folder}")
     return Path(folder)
 
 
@@ -164,6 +163,7 @@ def _spec(
     **changes: Any,
 ) -> ModelSpec:
     """Which model the two functions would build; with the weights of its folder or without."""
+    name = "pretrained_model_name_or_path" if reads_weights else "config"
     given = pretrained_model_name_or_path if reads_weights else config
     if given is None:
         raise TypeError("the folder is missing")
@@ -171,8 +171,8 @@ def _spec(
     is_folder = isinstance(given, str | Path)
     try:
         if is_folder and reads_weights:
-            weight_files(_existing(given))
-        content = read_json(_existing(given)) if is_folder else given.to_dict()
+            weight_files(_existing(given, f"model_spec.{name}"))
+        content = read_json(_existing(given, f"model_spec.{name}")) if is_folder else given.to_dict()
     except (OSError, HFWeightsError) as error:
         raise ConfigError.one("model_spec", str(error), "give a folder with weights, or use from_config") from error
     config = AutoCausalLM.Config(content=content, changes=changes)
