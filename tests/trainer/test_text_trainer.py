@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
 from hyper_parallel.components.checkpoint import CheckpointManager
@@ -252,7 +251,7 @@ def test_an_epoch_has_each_row_once_and_another_order(tmp_path: Path, folder: st
     with Watched(config) as straight:
         straight.train()
     assert straight.training_steps == 8
-    epochs = [sum(straight.rows[:4], []), sum(straight.rows[4:], [])]
+    epochs = [[row for step in part for row in step] for part in (straight.rows[:4], straight.rows[4:])]
     assert [sorted(epoch) for epoch in epochs] == [list(range(8))] * 2 and epochs[0] != epochs[1]
 
     first = copy.deepcopy(config).derive(dump_folder=str(tmp_path / "resumed"))
@@ -271,11 +270,8 @@ def test_an_epoch_has_each_row_once_and_another_order(tmp_path: Path, folder: st
 def run_cases(root: str, folder: str) -> dict[str, Any]:
     """Rows by step on this rank, and the last step of data that differs between ranks."""
     rows = {}
-    for name, dataset, steps in (
-        ("sampled", text_parts.CountingDataset, 4),
-        ("streamed", text_parts.CountingStream, 4),
-    ):
-        config = counting_config(Path(root) / name, folder, steps=steps, global_batch_size=4)
+    for name, dataset in (("sampled", text_parts.CountingDataset), ("streamed", text_parts.CountingStream)):
+        config = counting_config(Path(root) / name, folder, steps=4, global_batch_size=4)
         config.dataset = Target.of(dataset, rows=8)
         config.parallelism.dp_shard = 2
         if name == "streamed":
@@ -307,7 +303,8 @@ def test_ranks_share_out_the_rows(tmp_path: Path, folder: str) -> None:
 
 
 YAML = """
-model: {_target_: hyper_parallel.models.auto.HyperAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: FOLDER}
+model:
+  {_target_: hyper_parallel.models.auto.HyperAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: FOLDER}
 training: {max_steps: 3, seq_len: 16, global_batch_size: 4, micro_batch_size: 2, backend: gloo, init_device: meta}
 fsdp_config: {dp_shard_size: 1}
 dataset: {_target_: tests.trainer.text_parts.CountingDataset, rows: 8}
@@ -325,7 +322,7 @@ def test_parts_of_ones_own_from_a_yaml_file(tmp_path: Path, folder: str, monkeyp
     Path("run.yaml").write_text(YAML.replace("FOLDER", "elsewhere"))
     flags = ["--training.train_iters=2", f"--model.pretrained_model_name_or_path={folder}", "--optimizer.lr=2e-3"]
     config = parse_training_args(["run.yaml", *flags])
-    assert isinstance(config.build, object) and config.comm.backend == "gloo"
+    assert config.comm.backend == "gloo"
     trainer = config.build()
     assert type(trainer) is TextTrainer
     trainer.train()
@@ -333,8 +330,6 @@ def test_parts_of_ones_own_from_a_yaml_file(tmp_path: Path, folder: str, monkeyp
     lines = metrics("outputs")
     assert [line["lr"] for line in lines] == pytest.approx([2e-3, 1.8e-3])
     assert lines[0]["loss"] == pytest.approx(0.5 * torch.log(torch.tensor(4096.0)).item(), abs=0.5)
-    saved = yaml.safe_load(Path("outputs/config.yaml").read_text()) if Path("outputs/config.yaml").exists() else None
-    assert saved is None  # a script saves what it wants to
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, *flags: str) -> str:
@@ -345,10 +340,9 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().err
 
 
-WITHOUT = "without "
 REFUSED: dict[str, tuple[str, str, str]] = {
     # name: (what is replaced, by what, the message)
-    "no model": ("model: {", "metrics: {}\n#", "model: no model is chosen"),
+    "no model": ("model:\n  {", "metrics: {}\n#", "model: no model is chosen"),
     "no collate_fn": ("collate_fn:", "#", "collate_fn: is missing, but dataset is given"),
     "no dataloader": ("dataloader:", "#", "dataloader: TextDataLoader.Config reads for itself, but dataset is given"),
     "no dataset": ("dataset:", "#", "collate_fn: is given, but dataset is not"),
@@ -387,14 +381,18 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "accelerator: {tp_size: 2}",
         "accelerator.tp_size: dp_replicate 1 x tp 2 = 2 does not divide the world size 1",
     ),
-    "shards do not divide": ("dp_shard_size: 1", "dp_shard_size: 3", "fsdp_config.dp_shard_size: dp_replicate 1 x dp_shard 3 = 3 ranks, but the world size is 1"),
+    "shards do not divide": ("dp_shard_size: 1", "dp_shard_size: 3", "dp_shard 3 = 3 ranks, but the world size is 1"),
     "pipelines of models that are built whole": (
         "dp_shard_size: 1}",
         "dp_shard_size: 1}\naccelerator: {pp_size: 2}",
         "pp",
     ),
     "adapters": ("checkpoint:", "peft: {r: 8}\ncheckpoint:", "peft: TrainerConfig has no such field"),
-    "a folder that is none": ("FOLDER", "elsewhere", "model.pretrained_model_name_or_path: elsewhere is no folder (run.yaml:2); download it"),
+    "a folder that is none": (
+        "FOLDER",
+        "elsewhere",
+        "model.pretrained_model_name_or_path: elsewhere is no folder (run.yaml:3); download it",
+    ),
     "a type that training gives": (
         "pretrained_model_name_or_path: FOLDER",
         "pretrained_model_name_or_path: FOLDER, torch_dtype: bfloat16",
