@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hyper_parallel.config import manager
 from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.trainer import phases
 from hyper_parallel.trainer.base import BaseTrainer
@@ -42,8 +43,9 @@ class TextTrainer(BaseTrainer):
         self.dispatch("on_init_end")
 
     def _setup(self) -> None:
-        """Device, process group, meshes, random seed, log."""
+        """Device, process group, meshes, random seed, log; and the config in the dump folder."""
         self.parallel_dims = phases.set_up_process(self.config)
+        manager.save(self.config)
 
     def _build_model(self) -> None:
         """`model_parts`: constructed, sharded, materialised, with their weights."""

@@ -304,7 +304,8 @@ def test_ranks_share_out_the_rows(tmp_path: Path, folder: str) -> None:
 
 YAML = """
 model:
-  {_target_: hyper_parallel.models.auto.HyperAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: FOLDER}
+  _target_: hyper_parallel.models.auto.HyperAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: FOLDER
 training: {max_steps: 3, seq_len: 16, global_batch_size: 4, micro_batch_size: 2, backend: gloo, init_device: meta}
 fsdp_config: {dp_shard_size: 1}
 dataset: {_target_: tests.trainer.text_parts.CountingDataset, rows: 8}
@@ -342,7 +343,11 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 REFUSED: dict[str, tuple[str, str, str]] = {
     # name: (what is replaced, by what, the message)
-    "no model": ("model:\n  {", "metrics: {}\n#", "model: no model is chosen"),
+    "no model": (
+        "model:\n  _target_: hyper_parallel.models.auto.HyperAutoModelForCausalLM.from_pretrained\n  pretrained_model_name_or_path: FOLDER\n",
+        "",
+        "model: no model is chosen",
+    ),
     "no collate_fn": ("collate_fn:", "#", "collate_fn: is missing, but dataset is given"),
     "no dataloader": ("dataloader:", "#", "dataloader: TextDataLoader.Config reads for itself, but dataset is given"),
     "no dataset": ("dataset:", "#", "collate_fn: is given, but dataset is not"),
@@ -391,11 +396,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a folder that is none": (
         "FOLDER",
         "elsewhere",
-        "model.pretrained_model_name_or_path: elsewhere is no folder (run.yaml:3); download it",
+        "model.pretrained_model_name_or_path: elsewhere is no folder (run.yaml:4); download it",
     ),
     "a type that training gives": (
         "pretrained_model_name_or_path: FOLDER",
-        "pretrained_model_name_or_path: FOLDER, torch_dtype: bfloat16",
+        "pretrained_model_name_or_path: FOLDER\n  torch_dtype: bfloat16",
         "model.torch_dtype: 'bfloat16', but training.dtype",
     ),
 }

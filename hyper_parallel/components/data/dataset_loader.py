@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from hyper_parallel.components.data.step_sampler import StepBatchSampler
+from hyper_parallel.components.data.worker_processes import worker_options
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.platform import get_platform
 
@@ -50,15 +52,16 @@ def build_dataloader(
             fact = f"False, but {left} of {batch_sampler.rows} rows do not fill a step at the end of an epoch"
             raise ConfigError.one("dataloader.drop_last", fact, "set True, or give rows that fill all steps")
         batch_sampler.shuffle = shuffle
-    platform = get_platform()
     chosen = {"batch_sampler": batch_sampler} if batch_sampler is not None else {"batch_size": batch_size}
     loader = DataLoader(
         dataset,
         collate_fn=collate_fn,
-        num_workers=num_workers,
-        multiprocessing_context=platform.mp_context() if num_workers else None,
+        pin_memory=get_platform().pin_memory,
+        # Without one of its own it would draw from torch's global generator, and so change what is trained.
+        generator=torch.Generator(),
         drop_last=batch_sampler is None and drop_last,
         **chosen,  # type: ignore[arg-type]
+        **worker_options(num_workers, PREFETCH_STEPS),
     )
     loader.prefetch_steps = PREFETCH_STEPS if use_background_prefetcher else 0  # type: ignore[attr-defined]
     return loader

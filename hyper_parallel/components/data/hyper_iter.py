@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from hyper_parallel.components.data.causal_batch import BatchError, causal_batch
 from hyper_parallel.components.data.loader import BaseDataLoader
 from hyper_parallel.components.data.prefetch import BackgroundPrefetcher
 from hyper_parallel.components.data.step_sampler import StepBatchSampler
 from hyper_parallel.components.data.steps import MicroBatches
+from hyper_parallel.components.data.worker_processes import iterate
 from hyper_parallel.config.errors import Fault, raise_faults
 
 
@@ -97,9 +100,9 @@ class HyperIter(BaseDataLoader):
             begin = step
             if self._sampler is not None:
                 self._sampler.go_to(epoch, begin)
-                items = iter(self._loader)
+                items = self._open()
             else:
-                items = islice(iter(self._loader), begin, None)
+                items = islice(self._open(), begin, None)
             for item in items:
                 step += 1
                 yield self._checked(item), epoch, step
@@ -108,6 +111,9 @@ class HyperIter(BaseDataLoader):
             if step == begin:
                 raise BatchError(f"the dataloader gives no item in epoch {epoch}; give more data, or fewer ranks")
             epoch, step = epoch + 1, 0
+
+    def _open(self) -> Iterator[Any]:
+        return iterate(self._loader) if isinstance(self._loader, DataLoader) else iter(self._loader)
 
     def _checked(self, item: Any) -> MicroBatches:
         if not isinstance(item, list) or len(item) != self._micro_batches:
