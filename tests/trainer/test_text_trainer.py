@@ -302,11 +302,13 @@ def test_ranks_share_out_the_rows(tmp_path: Path, folder: str) -> None:
     assert len(first["unlike"]) == len(second["unlike"]) == 4  # of 5 and 4 items
 
 
-YAML = """
-model:
+MODEL = """model:
   _target_: hyper_parallel.models.auto.HyperAutoModelForCausalLM.from_pretrained
   pretrained_model_name_or_path: FOLDER
-training: {max_steps: 3, seq_len: 16, global_batch_size: 4, micro_batch_size: 2, backend: gloo, init_device: meta}
+"""
+YAML = (
+    MODEL
+    + """training: {max_steps: 3, seq_len: 16, global_batch_size: 4, micro_batch_size: 2, backend: gloo, init_device: meta}
 fsdp_config: {dp_shard_size: 1}
 dataset: {_target_: tests.trainer.text_parts.CountingDataset, rows: 8}
 collate_fn: {_target_: tests.trainer.text_parts.LastTokenCollator}
@@ -316,6 +318,7 @@ optimizer: {_target_: tests.trainer.text_parts.SGDOptimizer, lr: 1.0e-3}
 lr_scheduler: {_target_: tests.trainer.text_parts.a_tenth_less_each_step}
 checkpoint: {enabled: false}
 """
+)
 
 
 def test_parts_of_ones_own_from_a_yaml_file(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,11 +346,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 REFUSED: dict[str, tuple[str, str, str]] = {
     # name: (what is replaced, by what, the message)
-    "no model": (
-        "model:\n  _target_: hyper_parallel.models.auto.HyperAutoModelForCausalLM.from_pretrained\n  pretrained_model_name_or_path: FOLDER\n",
-        "",
-        "model: no model is chosen",
-    ),
+    "no model": (MODEL, "", "model: no model is chosen"),
     "no collate_fn": ("collate_fn:", "#", "collate_fn: is missing, but dataset is given"),
     "no dataloader": ("dataloader:", "#", "dataloader: TextDataLoader.Config reads for itself, but dataset is given"),
     "no dataset": ("dataset:", "#", "collate_fn: is given, but dataset is not"),
@@ -396,7 +395,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a folder that is none": (
         "FOLDER",
         "elsewhere",
-        "model.pretrained_model_name_or_path: elsewhere is no folder (run.yaml:4); download it",
+        "model.pretrained_model_name_or_path: elsewhere is no folder (run.yaml:3); download it",
     ),
     "a type that training gives": (
         "pretrained_model_name_or_path: FOLDER",
