@@ -308,7 +308,8 @@ MODEL = """model:
 """
 YAML = (
     MODEL
-    + """training: {max_steps: 3, seq_len: 16, global_batch_size: 4, micro_batch_size: 2, backend: gloo, init_device: meta}
+    + """\
+training: {max_steps: 3, seq_len: 16, global_batch_size: 4, micro_batch_size: 2, backend: gloo, init_device: meta}
 fsdp_config: {dp_shard_size: 1}
 dataset: {_target_: tests.trainer.text_parts.CountingDataset, rows: 8}
 collate_fn: {_target_: tests.trainer.text_parts.LastTokenCollator}
