@@ -67,7 +67,7 @@ def export(checkpoint: Path, to: Path, *, dtype: str | None = None, config_file:
     from hyper_parallel.trainer import phases
 
     place = storage.complete_checkpoint("--checkpoint", checkpoint)
-    config = _config(place, config_file)
+    config = _config(place, config_file).described()
     spec = config.model_spec
     if spec is None or spec.state_dict_adapter is None:
         fact = f"{'no model' if spec is None else spec.name} has no state_dict_adapter to name its weights with"

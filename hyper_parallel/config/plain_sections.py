@@ -57,6 +57,13 @@ def _move_groups(filled: dict[str, Any], root: type[ConfigNode], written: dict[s
     known = settings(root())
     homes = {alias: each for each in known for alias in each.names}
     own = fields_by_name(root)
+    for group in [name for name in filled if name in own and isinstance(filled[name], Mapping)]:
+        # A group of the root may also hold, under its alias, what belongs to another one.
+        for name, value in list(filled[group].items()):
+            home = homes.get(f"{group}.{name}")
+            if home is not None and home.path.partition(".")[0] != own[group].name:
+                filled[group] = {each: v for each, v in filled[group].items() if each != name}
+                yield from _move(f"{group}.{name}", value, home, filled, written)
     for group in [name for name in filled if name not in own]:
         answering = [alias for alias in homes if alias.startswith(f"{group}.")]
         if answering:
@@ -73,7 +80,8 @@ def _move(path: str, value: Any, home: Setting, filled: dict[str, Any], written:
         if isinstance(filled.get(group), Mapping) and field in filled[group]:
             yield Fault(path, f"{name} is the same setting and is given too", "keep one of them")
             return
-    group = next((name.partition(".")[0] for name in home.names if name.partition(".")[0] in filled), "")
+    groups = (name.partition(".")[0] for name in home.names if name != path)
+    group = next((name for name in groups if name in filled), "")
     group, field = group or home.path.partition(".")[0], home.path.partition(".")[2]
     if isinstance(filled.get(group, {}), Mapping):
         filled[group] = {**filled.get(group, {}), field: value}

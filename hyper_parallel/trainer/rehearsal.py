@@ -55,7 +55,7 @@ class Rehearsal(BaseTrainer):
 
     def __init__(self, config: TrainerConfig, copied_parameters: tuple[str, ...] = ()) -> None:
         """`copied_parameters`: those of the last part of a pipeline, which the last rank would tell the others."""
-        self.config = config = config.derive(compile=CompileConfig())  # a graph has the same collectives
+        self.config = config = config.derive(compile=CompileConfig()).described()  # a graph has the same collectives
         self.parallel_dims = ParallelDims.from_config(config.parallelism, dist.get_world_size())
         if phases.needs_process_group(config, dist.get_world_size()):  # else the model stays a plain module
             self.parallel_dims.build_mesh(get_platform().device_type)

@@ -28,7 +28,8 @@ def loss_scales(
 
     With n_m valid tokens in micro-batch m, N their sum and M the number of micro-batches that have any, both over all
     micro-batches of all ranks in `group`: token_weighted gives 1 / N, rank_average gives 1 / (n_m M). A micro-batch
-    without a valid token adds nothing under either. One collective, of two integers.
+    without a valid token adds nothing under either, whatever its loss is; unless N is 0, where its loss counts, so that
+    `check_step` sees it. One collective, of two integers.
 
     Args:
         labels: labels of each micro-batch of this rank's step, on the host.
@@ -43,7 +44,8 @@ def loss_scales(
     denominators = tokens if aggregation == "token_weighted" else valid_tokens.to(device).clamp(min=1) * filled
     dtype = torch.float64 if device.type == "cpu" else torch.float32
     scales = 1.0 / denominators.clamp(min=1).expand(len(labels)).to(dtype)
-    return scales, tokens
+    counts = (valid_tokens.to(device) > 0) | (tokens == 0)
+    return scales.where(counts, 0.0), tokens
 
 
 def loss_shares(output: ModelOutput, scale: Tensor, step_rows: int) -> tuple[Tensor, Tensor | None]:

@@ -35,7 +35,7 @@ from hyper_parallel.components.checkpoint.step_locks import being_read_by_all
 from hyper_parallel.components.checkpoint.storage import CheckpointError
 from hyper_parallel.components.checkpoint.verification import DamagedError, verified
 from hyper_parallel.components.tokenizer import BaseTokenizer
-from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.config.configurable import Configurable, setting
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.agreed_step import AgreedStep
@@ -67,7 +67,7 @@ class CheckpointManager(Configurable):
     class Config(Configurable.Config):
         """When to save and what to resume from."""
 
-        enable: bool = True
+        enable: bool = setting(True, aliases=("enabled",))
         """Save checkpoints, and resume from the newest complete one."""
         folder: str = storage.DEFAULT_FOLDER
         """Where they lie, below dump_folder."""
