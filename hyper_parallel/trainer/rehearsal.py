@@ -71,7 +71,7 @@ class Rehearsal(BaseTrainer):
         self.model_parts = phases.parallelize(config, self.model, self.parallel_dims)
         self.finite_guard = None
         self.callbacks = CallbackHandler([])
-        idle = SimpleNamespace(last_complete=None, take_figures=dict, wait_copied=dict)  # a step saves nothing
+        idle = SimpleNamespace(finish=dict, take_figures=dict, wait_copied=dict)  # a step saves nothing
         self.checkpointer = idle  # type: ignore[assignment]
         with _without_values():
             for part in self.model_parts:

@@ -78,8 +78,13 @@ class StepTotals:
         return loss, (aux_loss[0] if aux_loss else None), norm
 
 
-def check_step(step: int, valid_tokens: int, loss: float, grad_norm: float, last_checkpoint: Path | None) -> None:
+def check_step(
+    step: int, valid_tokens: int, loss: float, grad_norm: float, last_checkpoint: Callable[[], Path | None]
+) -> None:
     """Refuses a step whose numbers must not reach the weights. All ranks see the same numbers, so all of them raise.
+
+    Args:
+        last_checkpoint: gives the newest complete one, when all ranks ask; called where a number is not finite.
 
     Raises:
         NonFiniteError: the loss or the gradient norm is not finite.
@@ -87,7 +92,7 @@ def check_step(step: int, valid_tokens: int, loss: float, grad_norm: float, last
     """
     for quantity, value in (("the loss", loss), ("the gradient norm", grad_norm)):
         if not math.isfinite(value):
-            raise NonFiniteError(step, quantity, value, last_checkpoint)
+            raise NonFiniteError(step, quantity, value, last_checkpoint())
     if valid_tokens == 0 and loss != 0.0:
         raise TrainingError(
             f"step {step}: the loss is {loss} though no label of the step is to be trained (all are {IGNORE_INDEX}); "
