@@ -422,12 +422,12 @@ def _product_faults(target: Any, makes: Any, annotation: Any, path: str) -> Iter
     name = getattr(target, "__qualname__", repr(target))
     wanted = next(members(annotation))
     if is_node(wanted):
-        if hasattr(wanted, "of_target") and not is_node(makes):
-            if makes in _SCALARS and makes is not None:
-                yield Fault(path, f"{name} makes {_article(makes)}, not {_article(wanted)}", _remedy_for(wanted))
-        elif makes is None and not isinstance(target, type):
+        if makes is None and not isinstance(target, type):
             fact = f"nothing says what {name} returns"
             yield Fault(path, fact, f"annotate it with -> {wanted.__qualname__}")
+        elif hasattr(wanted, "of_target") and not is_node(makes):
+            if makes in _SCALARS:
+                yield Fault(path, f"{name} makes {_article(makes)}, not {_article(wanted)}", _remedy_for(wanted))
         elif not (isinstance(makes, type) and issubclass(makes, wanted)):
             verb = "is" if isinstance(target, type) and issubclass(target, ConfigNode) else "makes"
             yield Fault(path, f"{name} {verb} {_article(makes)}, not {_article(wanted)}", _remedy_for(wanted))
