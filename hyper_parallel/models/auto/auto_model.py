@@ -204,6 +204,7 @@ def _build(
     )
     model = construct_on_meta(config, getattr(torch, training.dtype))
     assert isinstance(model, AutoCausalLM)
+    model.apply_overrides(setup.plan_overrides, parallelism)
     model.verify_module_protocol()
     parallelize_decoder(
         model,
