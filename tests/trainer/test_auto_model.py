@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 import transformers
 
 from hyper_parallel import explain
@@ -16,11 +19,13 @@ from hyper_parallel import train as cli
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import ActivationCheckpointConfig, CompileConfig
+from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.models import auto, qwen3_moe
 from hyper_parallel.protocols.model_spec import ModelSpec
+from hyper_parallel.trainer import phases
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
-from tests.models.auto.folders import save, tiny_model
+from tests.models.auto.folders import FAMILIES, balance, save, tiny_model
 from tests.models.reference import widened
 from tests.trainer.runs import metrics, small_corpus, tiny_config, with_parallelism
 from tests.trainer.test_tensor_parallel import worst
@@ -37,9 +42,10 @@ def config_of(
     mode: str = "none",
     swap: bool = False,
     compile: bool = False,
+    placement: str = "production",
     **degrees: Any,
 ) -> TrainerConfig:
-    config = with_parallelism(tiny_config(folder, steps=STEPS, micro_batch_size=rows), **degrees)
+    config = with_parallelism(tiny_config(folder, steps=STEPS, micro_batch_size=rows), mode=placement, **degrees)
     config.model_spec = spec
     config.activation_checkpoint = ActivationCheckpointConfig(mode=mode, swap=swap)
     config.compile = CompileConfig(enable=compile, backend="aot_eager")
@@ -62,7 +68,7 @@ def train(config: TrainerConfig, world_size: int = 1) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("models")
-    return {f: save(tiny_model(f, vocab_size=4096), root / f) for f in ("qwen3_moe", "gpt2")}
+    return {f: save(tiny_model(f, vocab_size=4096), root / f) for f in FAMILIES}
 
 
 def test_follows_our_own_model(tmp_path: Path, folders: dict[str, str]) -> None:
@@ -76,14 +82,83 @@ def test_follows_our_own_model(tmp_path: Path, folders: dict[str, str]) -> None:
     assert curves[0][-1]["loss"] < curves[0][0]["loss"] - 0.5
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_follows_a_bare_loop_over_transformers(tmp_path: Path, folders: dict[str, str], family: str) -> None:
+    config = config_of(auto.pretrained_model_spec(folders[family]), tmp_path, rows=8)
+    lines = train(config)
+    differences = worst(bare_loop(config, folders[family], [line["lr"] for line in lines]), lines)
+    assert max(differences.values()) <= TOLERANCE, differences
+
+
+def bare_loop(config: TrainerConfig, folder: str, rates: list[float]) -> list[dict[str, Any]]:
+    """The same run on transformers' own classes and torch's optimizer. Documents are told by their positions."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="sdpa", experts_implementation="eager"
+    ).train()
+    plain = [p for p in model.parameters() if p.dim() > 1], [p for p in model.parameters() if p.dim() == 1]
+    decay = config.optimizer.weight_decay
+    optimizer = torch.optim.AdamW(
+        [{"params": plain[0], "weight_decay": decay}, {"params": plain[1], "weight_decay": 0.0}],
+        betas=config.optimizer.betas,
+        eps=config.optimizer.eps,
+    )
+    dims = ParallelDims(dp_replicate=1, dp_shard=1)
+    batches = iter(phases.build_dataloader(config, dims, phases.build_tokenizer(config)))
+    lines: list[dict[str, Any]] = []
+    with widened(model) if hasattr(model, "model") else contextlib.nullcontext():
+        for step, (lr, (batch,)) in enumerate(zip(rates, batches, strict=False), start=1):
+            out = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
+            loss = F.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten())
+            line = {"step": step, "loss": loss.item()}
+            if getattr(out, "router_logits", None):
+                by_row = zip(
+                    *(layer.unflatten(0, (len(batch["labels"]), -1)) for layer in out.router_logits), strict=True
+                )
+                aux_loss = torch.stack([balance(row) for row in by_row]).mean()
+                loss, line = loss + aux_loss, line | {"aux_loss": aux_loss.item()}
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.max_grad_norm)
+            lines.append(line | {"grad_norm": norm.item()})
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+            optimizer.zero_grad()
+    return lines
+
+
+TP, SPLIT = {"tp": 2, "dp_shard": 1}, {"sequence_parallel": True, "loss_parallel": True}
 CASES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "qwen3_moe, shard 2, accumulate 2": {"rows": 2, "dp_shard": 2},
         "qwen3_moe, shard 2, selective, swap": {"dp_shard": 2, "mode": "selective", "swap": True},
         "qwen3_moe, shard 2, compile": {"dp_shard": 2, "compile": True},
         "gpt2, shard 2, offload, full": {"dp_shard": 2, "cpu_offload": True, "mode": "full"},
+        "qwen3, shard 2": {"dp_shard": 2},
+        "llama, shard 2": {"dp_shard": 2},
+        "llama, tp": TP,
+        **{
+            f"{family}, tp, sp, lp{', validate' if validate else ''}": TP
+            | SPLIT
+            | ({"placement": "validate"} if validate else {})
+            for family in FAMILIES
+            for validate in (False, True)
+        },
+        "qwen3, cp": {"dp_shard": 1, "cp": 2},
+        "llama, cp allgather": {"dp_shard": 1, "cp": 2, "cp_method": "allgather"},
+        "gpt2, cp ulysses": {"dp_shard": 1, "cp": 2, "cp_method": "ulysses"},
+        "qwen3_moe, cp, ep": {"dp_shard": 1, "cp": 2, "ep": 2},
+        "qwen3_moe, shard 2, ep, full": {"rows": 2, "dp_shard": 2, "ep": 2, "mode": "full"},
     },
-    4: {"qwen3_moe, replicate 2 x shard 2": {"rows": 2, "dp_replicate": 2, "dp_shard": 2}},
+    4: {
+        "qwen3_moe, replicate 2 x shard 2": {"rows": 2, "dp_replicate": 2, "dp_shard": 2},
+        "qwen3, shard 2 x tp": TP | {"rows": 2, "dp_shard": 2},
+        "llama, shard 2 x tp, sp, lp": TP | SPLIT | {"rows": 2, "dp_shard": 2},
+        "gpt2, cp x tp, sp, lp": TP | SPLIT | {"cp": 2},
+        "gpt2, shard 2 x tp, full": TP | {"rows": 2, "dp_shard": 2, "mode": "full"},
+        "qwen3_moe, shard 2 x tp, sp, lp, ep, compile": TP
+        | SPLIT
+        | {"rows": 2, "dp_shard": 2, "ep": 2, "compile": True},
+    },
 }
 ALL = [(world_size, name) for world_size, cases in CASES.items() for name in cases]
 
@@ -112,6 +187,16 @@ def test_follows_one_process(curves: dict[str, list[dict[str, Any]]], name: str)
     differences = worst(curves[name.partition(",")[0]], curves[name])
     assert max(differences.values()) <= TOLERANCE, differences
     assert curves[name][-1]["loss"] < curves[name][0]["loss"] - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(580)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_validate_agrees_with_production(curves: dict[str, list[dict[str, Any]]], family: str) -> None:
+    pair = curves[f"{family}, tp, sp, lp"], curves[f"{family}, tp, sp, lp, validate"]
+    assert worst(*pair)["loss"] <= 1e-12
+    # Another order of sums grows with every step, in the norm first.
+    assert max(worst(*(curve[:10] for curve in pair)).values()) <= 1e-12
 
 
 def test_trains_from_the_command_line_and_resumes(

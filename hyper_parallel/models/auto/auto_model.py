@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import (
     ActivationCheckpointConfig,
     CompileConfig,
@@ -57,7 +57,7 @@ class HyperAutoModelForCausalLM:
             fact = f"{folder} is no folder"
             raise ConfigError.one("pretrained_model_name_or_path", fact, f"download it: hf download {folder}")
         return _build(
-            AutoCausalLM.Config(content=read_json(folder), changes=changes),
+            _planned(AutoCausalLM.Config(content=read_json(folder), changes=changes), distributed_setup),
             distributed_setup or DistributedSetup(),
             training or TrainingConfig(),
             activation_checkpoint or ActivationCheckpointConfig(),
@@ -84,7 +84,7 @@ class HyperAutoModelForCausalLM:
             ConfigError: as in `from_pretrained`.
         """
         return _build(
-            AutoCausalLM.Config(content=config.to_dict(), changes=changes),
+            _planned(AutoCausalLM.Config(content=config.to_dict(), changes=changes), distributed_setup),
             distributed_setup or DistributedSetup(),
             training or TrainingConfig(),
             activation_checkpoint or ActivationCheckpointConfig(),
@@ -116,6 +116,13 @@ class BuildPretrained:
         return _build(model_config, setup, training, activation_checkpoint, compile, weights=Path(self.folder))
 
 
+def _planned(config: AutoCausalLM.Config, setup: DistributedSetup | None) -> AutoCausalLM.Config:
+    """`config` with the plan of the run, as `update_from_config` gives it to a trainer's."""
+    if setup is not None:
+        config.set_sharding_config(setup.parallelism)
+    return config
+
+
 def _build(
     config: AutoCausalLM.Config,
     setup: DistributedSetup,
@@ -126,11 +133,8 @@ def _build(
     weights: Path | None,
 ) -> AutoCausalLM:
     dims, parallelism = setup.parallel_dims, setup.parallelism
-    raise_faults(
-        Fault(f"distributed_setup.{axis}", f"{degree}, but there is no plan for it yet", "set 1")
-        for axis in ("tp", "cp", "ep", "pp")
-        if (degree := getattr(dims, axis)) > 1
-    )
+    if dims.pp > 1:
+        raise ConfigError.one("distributed_setup.pp", f"{dims.pp}, but there are no stages of it", "set 1")
     model = construct_on_meta(config, getattr(torch, training.dtype))
     assert isinstance(model, AutoCausalLM)
     model.verify_module_protocol()

@@ -1,40 +1,49 @@
-"""The experts that transformers' models call here: ours, on matrices that lie as theirs do."""
+"""Stacked experts, in the place of transformers' own."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+import torch.distributed as dist
 
-from hyper_parallel.models.common.moe import weighted_experts
-
-NAME = "hyper_parallel"
-"""Under which transformers finds them: a model's `_experts_implementation`."""
+from hyper_parallel.models.common.expert_parallel import dispatched_experts
+from hyper_parallel.models.common.moe import Experts
 
 
-def register() -> None:
-    """Makes the experts known to transformers."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+class StackedExperts(Experts):
+    """Our experts, called as layers of transformers call theirs. Gate and up matrices lie [E, 2, I, C], the numbers of
+    a checkpoint in their order."""
 
-    ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
+    def __init__(self, config: Experts.Config) -> None:
+        super().__init__(config)
+        self.num_experts = config.num_experts
+
+    def forward(  # type: ignore[override] # the caller is transformers' layer
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Weighted sum over each token's experts, [N, C].
+
+        Args:
+            hidden_states: [N, C].
+            top_k_index: [N, K] experts of each token.
+            top_k_weights: [N, K] their weights.
+        """
+        weights_NK = top_k_weights.to(hidden_states.dtype)
+        return Experts.forward(self, hidden_states, weights_NK, top_k_index, self.rows_of_each(top_k_index))
+
+    def rows_of_each(self, experts_NK: torch.Tensor) -> torch.Tensor:
+        """int64 [E]: how often each of all experts was chosen."""
+        chosen_A = experts_NK.flatten()
+        rows_E = torch.zeros(self.num_experts, dtype=torch.int64, device=chosen_A.device)
+        return rows_E.scatter_add(0, chosen_A, torch.ones_like(chosen_A))
 
 
-def experts(
-    module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+def dispatched_stacked_experts(
+    module: StackedExperts,
+    group: dist.ProcessGroup,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Weighted sum over each token's experts, as transformers calls it.
-
-    Args:
-        module: owns `gate_up_proj` [E, 2 I, C], gate above up, and `down_proj` [E, C, I].
-        hidden_states: [N, C].
-        top_k_index: [N, K] experts of each token.
-        top_k_weights: [N, K] their weights.
-
-    Returns:
-        [N, C].
-    """
-    gate_up_EIC, down_ECI = module.gate_up_proj, module.down_proj
-    chosen_A = top_k_index.flatten()
-    rows_E = torch.zeros(len(gate_up_EIC), dtype=torch.int64, device=chosen_A.device)
-    rows_E = rows_E.scatter_add(0, chosen_A, torch.ones_like(chosen_A))
+    """`StackedExperts.forward` where each rank of `group` has some of the experts."""
     weights_NK = top_k_weights.to(hidden_states.dtype)
-    return weighted_experts(hidden_states, weights_NK, top_k_index, rows_E, gate_up_EIC, down_ECI)
+    return dispatched_experts(module, group, hidden_states, weights_NK, top_k_index, module.rows_of_each(top_k_index))

@@ -76,7 +76,8 @@ class Attention(Module):
 
 
 class HeadAttention(Module):
-    """What attention does on each head by itself, whichever of the heads are given: rotation and the softmax."""
+    """What attention does on each head by itself, whichever of the heads are given: rotation and the softmax. Without
+    `rope` nothing is rotated."""
 
     eager_methods = ("attend_eagerly",)  # every packing has its own shapes, and each would be compiled anew
 
@@ -85,11 +86,12 @@ class HeadAttention(Module):
         q_BTHD: torch.Tensor,
         k_BTKD: torch.Tensor,
         v_BTKD: torch.Tensor,
-        rope: RopeTables,
+        rope: RopeTables | None,
         documents: DocumentGroups | None,
     ) -> torch.Tensor:
         """[B, T, H, D]"""
-        q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
+        if rope is not None:
+            q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
         if documents is None:
             return causal_attention(q_BTHD, k_BTKD, v_BTKD)
         return self.attend_eagerly(partial(document_attention, documents=documents), q_BTHD, k_BTKD, v_BTKD)
