@@ -43,24 +43,25 @@ def config_of(
     swap: bool = False,
     compile: bool = False,
     placement: str = "production",
+    saves: bool = False,
     **degrees: Any,
 ) -> TrainerConfig:
     config = with_parallelism(tiny_config(folder, steps=STEPS, micro_batch_size=rows), mode=placement, **degrees)
     config.model_spec = spec
     config.activation_checkpoint = ActivationCheckpointConfig(mode=mode, swap=swap)
     config.compile = CompileConfig(enable=compile, backend="aot_eager")
+    if saves:
+        config.checkpoint = CheckpointManager.Config(interval_steps=STEPS // 2, export_hf="last")
     return config
 
 
-def train(config: TrainerConfig, world_size: int = 1) -> list[dict[str, Any]]:
+def train(config: TrainerConfig, world_size: int = 1, *, until: int = STEPS) -> list[dict[str, Any]]:
     """Trains, with transformers' roundings to float32 done in float64, so that 1e-9 means something."""
     assert not list(config.cross_faults(world_size))
     with config.build() as trainer:
         model = trainer.model_parts[0]
-        if hasattr(getattr(model, "model", None), "rotary_emb"):
-            with widened(model):
-                trainer.train()
-        else:
+        trainer.training_steps = until
+        with widened(model) if hasattr(getattr(model, "model", None), "rotary_emb") else contextlib.nullcontext():
             trainer.train()
     return metrics(config.dump_folder)
 
@@ -160,13 +161,24 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         | {"rows": 2, "dp_shard": 2, "ep": 2, "compile": True},
     },
 }
-ALL = [(world_size, name) for world_size, cases in CASES.items() for name in cases]
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gpt2, tp, sp, lp -> shard 2": (TP | SPLIT, {"dp_shard": 2}),
+    "qwen3_moe, shard 2, ep -> tp": ({"rows": 2, "dp_shard": 2, "ep": 2}, TP),
+}
+"""Runs that stop in the middle, and go on otherwise."""
+ALL = [*(name for cases in CASES.values() for name in cases), *CHANGES]
 
 
 def run_cases(root: str, world_size: int, folders: dict[str, str]) -> None:
-    for name, settings in CASES[world_size].items():
+    def config(name: str, settings: dict[str, Any]) -> TrainerConfig:
         spec = auto.pretrained_model_spec(folders[name.partition(",")[0]])
-        train(config_of(spec, Path(root) / name, **settings), world_size)
+        return config_of(spec, Path(root) / name, **settings)
+
+    for name, settings in CASES[world_size].items():
+        train(config(name, settings), world_size)
+    for name, (first, second) in CHANGES.items() if world_size == 2 else ():
+        train(config(name, first | {"saves": True}), world_size, until=STEPS // 2)
+        train(config(name, second | {"saves": True}), world_size)
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +186,27 @@ def curves(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, str]) ->
     """metrics.jsonl by case and, of one process, by family."""
     root = tmp_path_factory.mktemp("curves")
     for family, folder in folders.items():
-        train(config_of(auto.pretrained_model_spec(folder), root / family))
+        train(config_of(auto.pretrained_model_spec(folder), root / family, saves=True))
     for world_size in CASES:
         run_world(world_size, run_cases, str(root), world_size, folders, timeout=280)
-    return {name: metrics(root / name) for name in [*folders, *(name for _, name in ALL)]}
+    for name in CHANGES:
+        compare_exports(root / name.partition(",")[0], root / name)
+    return {name: metrics(root / name) for name in [*folders, *ALL]}
+
+
+def compare_exports(one: Path, other: Path) -> None:
+    """What both exported in their last step is the same model, which transformers reads."""
+    (one_folder,) = [file.parent for file in one.rglob("model.safetensors")]
+    other_folder = max(file.parent for file in other.rglob("model.safetensors"))
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    expected = dict(read(one_folder).named_parameters())
+    for name, parameter in read(other_folder).named_parameters():
+        torch.testing.assert_close(parameter, expected[name], rtol=0, atol=TOLERANCE, msg=name)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(580)
-@pytest.mark.parametrize("name", [name for _, name in ALL])
+@pytest.mark.parametrize("name", ALL)
 def test_follows_one_process(curves: dict[str, list[dict[str, Any]]], name: str) -> None:
     differences = worst(curves[name.partition(",")[0]], curves[name])
     assert max(differences.values()) <= TOLERANCE, differences
@@ -221,9 +245,16 @@ def test_trains_from_the_command_line_and_resumes(
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
-        (["--parallelism.tp", "2"], "parallelism.tp: 2, but auto has no tensor-parallel plan"),
-        (["--parallelism.cp", "2"], "parallelism.cp: 2, but auto has no context-parallel plan"),
-        (["--parallelism.ep", "2"], "parallelism.ep: 2, but auto has no expert-parallel plan"),
+        (
+            ["--parallelism.tp", "3", "--parallelism.dp_shard", "1"],
+            "parallelism.tp: 3 does not divide the model's num_a",
+        ),
+        (["--parallelism.pp", "2"], "model_spec.pipelining_fn: None: this family cannot be taken apart"),
+        (
+            ["--model.validate_placement"],
+            "model.validate_placement: validate, but tp is 1: there is no plan to compare",
+        ),
+        (["--parallelism.ep", "2"], "parallelism.ep: 2, but no layer of the model has experts"),
         (["--training.seq_len", "65"], "training.seq_len: 65 is above the model's max_position_embeddings 64"),
         (
             ["--model_spec.changes", "{attn_pdrop: 0.1}"],
@@ -250,6 +281,15 @@ def test_what_a_run_would_move_is_explained(folders: dict[str, str], capsys: pyt
     told = capsys.readouterr().out
     assert "model.layers.*.mlp.experts.gate_up_proj" in told
     assert re.search(r"model\.layers\.\*\s+1\s", told) and "the rest" in told
+
+
+def test_the_plan_is_explained(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--training.seq_len", "64", "--parallelism.tp", "2", "--parallelism.loss_parallel", "--world_size", "2"]
+    assert explain.main(["--model_spec", f"auto:{folders['gpt2']}", *flags]) == 0
+    told = re.sub(" +", " ", capsys.readouterr().out)
+    assert "transformer.h.*.attn.c_attn.weight 2 32 x 3 x 32 32 x 3 x 16 dp_shard S(0), tp S(2)" in told
+    assert "transformer.h.*.mlp output 0 tp P(sum) -> R all-reduce" in told
+    assert "transformer.wte tp forward is vocabulary_parallel_embedding" in told
 
 
 def test_a_folder_is_needed_and_weights_where_they_are_read(tmp_path: Path, folders: dict[str, str]) -> None:
