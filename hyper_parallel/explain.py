@@ -135,7 +135,7 @@ def _unit_rows(run: Rehearsal) -> Iterator[Row]:
     for part in run.model_parts:
         units = {name: module for name, module in part.named_modules() if isinstance(module, FSDPModule)}
         own: dict[str, list[Any]] = {name: [] for name in units}
-        for name, parameter in part.named_parameters():
+        for name, parameter in part.named_parameters() if units else ():
             unit = max((unit for unit in units if not unit or name.startswith(f"{unit}.")), key=len)
             own[unit].append(parameter)
         for name, parameters in own.items():

@@ -24,11 +24,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") 
     from hyper_parallel.config import manager
     from hyper_parallel.distributed.last_words import exit_code, tell
     from hyper_parallel.distributed.process_group import launched_world_size
+    from hyper_parallel.trainer import dump_folder
     from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 
     words = sys.argv[1:] if argv is None else argv
     try:
         config = manager.load(HyperTrainer.Config, words, world_size=launched_world_size(), prog=prog)
+        dump_folder.hold(config.dump_folder)  # before a file of a run that goes on there is written over
         manager.save(config)
         with config.build() as trainer:
             trainer.train()

@@ -222,3 +222,11 @@ def test_a_size_of_no_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as end:
         explain.main(["--model_spec", "qwen3_moe", "--world_size", "0"])
     assert end.value.code == 2 and "--world_size: 0 is below 1" in capsys.readouterr().err
+
+
+def test_one_process_has_neither_mesh_nor_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain.main(["--model_spec", "qwen3_moe"]) == 0
+    plain = capsys.readouterr().out
+    assert "Mesh" not in plain and "FSDP" not in plain and "norm.weight" in plain
+    assert explain.main(["--model_spec", "qwen3_moe", "--training.mixed_precision_param", "bfloat16"]) == 0
+    assert "Mesh of 1 rank(s)" in (mixed := capsys.readouterr().out) and "FSDP units" in mixed

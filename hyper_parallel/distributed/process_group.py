@@ -66,7 +66,10 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
         raise ConfigError.one("comm.backend", f"{comm.backend!r} is no backend of torch.distributed", choices)
     timeout = timedelta(seconds=comm.timeout_seconds)
     if launched_world_size() > 1:
-        dist.init_process_group(backend, timeout=timeout)
+        store, own_rank, ranks = next(dist.rendezvous("env://", timeout=timeout))
+        # torchrun may keep one store for all its attempts: in it gloo would find addresses of ranks that have ended.
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(backend, store=store, rank=own_rank, world_size=ranks, timeout=timeout)
     elif even_alone:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     _joined_here, _is_first_to_tell = dist.is_initialized(), None

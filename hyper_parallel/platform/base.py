@@ -212,10 +212,6 @@ class Platform:
         known = callable(default) or default in torch.compiler.list_backends(exclude_tags=())
         return default if known else None
 
-    def mp_context(self) -> str | None:
-        """How data workers must be started, "spawn" where a fork would break the device; None: any way."""
-        return None
-
     def profiler(
         self,
         folder: str | Path,

@@ -55,6 +55,3 @@ class CudaPlatform(AcceleratorPlatform):
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:
         return _HALF_PRECISION_FLOPS.get(self.name) if dtype in (torch.bfloat16, torch.float16) else None
-
-    def mp_context(self) -> str | None:
-        return "spawn" if torch.cuda.is_initialized() else None

@@ -61,8 +61,5 @@ class NpuPlatform(AcceleratorPlatform):
         # Inductor has no NPU code generator of its own.
         return None if default == "inductor" else super().compile_backend(default)
 
-    def mp_context(self) -> str | None:
-        return "spawn"
-
     def _profiler_api(self) -> Any:
         return importlib.import_module("torch_npu.profiler")

@@ -23,6 +23,7 @@ from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import destroy_distributed
 from hyper_parallel.platform import get_platform
 from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.trainer import dump_folder
 from hyper_parallel.trainer.callbacks import Callback, CallbackHandler, TrainerState
 from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.forward_backward import ForwardBackward
@@ -243,3 +244,4 @@ class BaseTrainer:
         if not failed:
             self.checkpointer.close()
             destroy_distributed()
+            dump_folder.release(self.config.dump_folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hyper_parallel.config import manager
 from hyper_parallel.distributed.process_group import launched_world_size
+from hyper_parallel.trainer import dump_folder
 from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 from hyper_parallel.trainer.legacy import HyperTrainerConfig, front_door, legacy_to_trainer_config, legacy_words
@@ -27,6 +28,7 @@ class LLMTrainer(HyperTrainer):
 
     def _open(self, config: TrainerConfig) -> None:
         config = manager.finish(config, launched_world_size())
+        dump_folder.hold(config.dump_folder)
         manager.save(config)
         super().__init__(config)
 

@@ -33,6 +33,7 @@ from hyper_parallel.distributed.process_group import init_distributed, launched_
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.environment import prepare_environment
 from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.trainer import dump_folder
 from hyper_parallel.trainer.callbacks import (
     Callback,
     CallbackHandler,
@@ -71,10 +72,10 @@ def set_up_logging(global_rank: int) -> None:
 
 
 def set_up_process(config: TrainerConfig) -> ParallelDims:
-    """Step 1: device, determinism, process group, logging, mesh, random seed.
+    """Step 1: device, dump folder, determinism, process group, logging, mesh, random seed.
 
     Raises:
-        ConfigError: the device does not compute in a configured type.
+        ConfigError: the device does not compute in a configured type, or another run writes in the dump folder.
     """
     platform, training = get_platform(), config.training
     raise_faults(
@@ -83,14 +84,12 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
         if ((dtype := getattr(training, name)) == "float64" and not platform.supports_float64)
         or (dtype == "bfloat16" and not platform.bf16_supported())
     )
+    dump_folder.hold(config.dump_folder)
     prepare_environment(deterministic=config.debug.deterministic, timeout_seconds=config.comm.timeout_seconds)
     platform.set_device()
     platform.set_deterministic(config.debug.deterministic)
     world_size = launched_world_size()
-    # torch's process that writes checkpoints asks its parent for its rank.
-    writes_elsewhere = getattr(config.checkpoint, "async_mode", None) == "process"
-    needs_group = writes_elsewhere or fsdp_needed(training, config.parallelism, world_size)
-    init_distributed(config.comm, even_alone=needs_group)
+    init_distributed(config.comm, even_alone=needs_process_group(config, world_size))
     if world_size > 1:
         sys.excepthook = end_with  # in the place of torch's own, under which every rank prints a traceback
     set_up_logging(rank())
@@ -111,6 +110,13 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
         f", experts over ep {parallel_dims.ep}" if parallel_dims.ep > 1 else "",
     )
     return parallel_dims
+
+
+def needs_process_group(config: TrainerConfig, world_size: int) -> bool:
+    """Whether a run on so many ranks has a process group, and so goes through FSDP."""
+    # torch's process that writes checkpoints asks its parent for its rank.
+    writes_elsewhere = getattr(config.checkpoint, "async_mode", None) == "process"
+    return writes_elsewhere or fsdp_needed(config.training, config.parallelism, world_size)
 
 
 def build_tokenizer(config: TrainerConfig) -> BaseTokenizer:

@@ -57,7 +57,8 @@ class Rehearsal(BaseTrainer):
         """`copied_parameters`: those of the last part of a pipeline, which the last rank would tell the others."""
         self.config = config = config.derive(compile=CompileConfig())  # a graph has the same collectives
         self.parallel_dims = ParallelDims.from_config(config.parallelism, dist.get_world_size())
-        self.parallel_dims.build_mesh(get_platform().device_type)
+        if phases.needs_process_group(config, dist.get_world_size()):  # else the model stays a plain module
+            self.parallel_dims.build_mesh(get_platform().device_type)
         self.training_steps = config.training.steps or DEFAULT_STEPS
         self.state = TrainerState(max_steps=self.training_steps)
         model_config = phases.prepare_model_config(config)

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.loss import CrossEntropyLoss
 from hyper_parallel.config.errors import RunError
 from hyper_parallel.config.manager import parse_training_args
@@ -18,13 +19,14 @@ LAST, STEP = int(os.environ.get("WORLD_SIZE", "1")) - 1, 3
 
 
 class FailingLoss(CrossEntropyLoss):
-    """On the last rank, in the first micro-batch of step 3, something happens."""
+    """On the last rank, in the first micro-batch of step 3 of the launcher's first attempt, something happens."""
 
     calls = 0
 
     def __call__(self, *args):
         self.calls += 1
-        if self.calls == STEP and int(os.environ["RANK"]) == LAST:
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        if self.calls == STEP and int(os.environ["RANK"]) == LAST and not restarted:
             time.sleep(1)  # the others wait in a collective by now
             match os.environ["FAILURE"]:
                 case "run_error":
@@ -46,6 +48,13 @@ def recipe() -> TrainerConfig:
     """One micro-batch a step."""
     config = tiny_config("set --dump_folder", steps=5, micro_batch_size=8 // (LAST + 1))
     config.loss = Target.of(failing_loss)
+    return config
+
+
+def saved_before() -> TrainerConfig:
+    """As `recipe`, with a checkpoint after every second step."""
+    config = recipe()
+    config.checkpoint = CheckpointManager.Config(interval_steps=2)
     return config
 
 

@@ -1,4 +1,4 @@
-"""Ranks that raise, die or hang, under torchrun: all ranks end, and the first cause is told once."""
+"""Ranks that raise, die or hang, under torchrun: all ranks end, the first cause is told once, and a restart heals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.trainer.runs import deterministic, metrics
+from tests.trainer.test_killed import assert_equal, weights
 
 TRAIN, SCRIPT = (("-m", module) for module in ("hyper_parallel.train", "tests.trainer.failing_ranks"))
 
@@ -81,3 +84,30 @@ def test_the_rank_that_says_why_is_not_ended_before_it_has(tmp_path: Path) -> No
         ["recipe: tests.trainer.failing_ranks.late_on_rank_0 returned NoneType; return a TrainerConfig from it"],
         [],
     ]
+
+
+def restarted(folder: Path, failure: str, mode: str) -> str:
+    """What torchrun and all ranks have said of a run of five steps that may be started twice."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    recipe = ("--recipe", "tests.trainer.failing_ranks.saved_before", "--checkpoint.async_mode", mode)
+    done = subprocess.run(
+        [*launcher, *TRAIN, *recipe, "--dump_folder", str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "FAILURE": failure},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_under_max_restarts_a_run_heals_by_itself(tmp_path: Path) -> None:
+    """A rank that raises and one that is killed in step 3, with a checkpoint of step 2 that the next attempt takes."""
+    straight = tmp_path / "straight"
+    assert "resumed" not in restarted(straight, "", "none")
+    for failure, mode in (("run_error", "none"), ("killed", "thread")):
+        folder = tmp_path / failure
+        assert f"checkpoint: resumed from {folder}/checkpoint/step-2 in" in restarted(folder, failure, mode)
+        assert deterministic(metrics(folder)) == deterministic(metrics(straight))
+        assert_equal(weights(straight, 5), weights(folder, 5))

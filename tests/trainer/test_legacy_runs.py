@@ -242,7 +242,7 @@ def test_every_file_that_ships_trains_as_a_script_to_a_clean_end(file):
         assert lines[-1]["validation_loss"] > 0
     else:
         assert lines[0]["moe_max_load"] >= 1
-        assert sorted(os.listdir("run")) == ["config.json", "config.yaml", "metrics.jsonl"]
+        assert sorted(os.listdir("run")) == ["config.json", "config.yaml", "metrics.jsonl", "run.lock"]
 
 
 def test_a_script_that_cannot_train_tells_why_and_ends_with_code_2():

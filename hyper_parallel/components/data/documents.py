@@ -6,10 +6,13 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from multiprocessing.reduction import DupFd
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from hyper_parallel.components.data.mapped_numbers import MappedNumbers
 
 _HASHED_TOKENS = 1 << 16  # at a time, since they are widened for it
 
@@ -102,7 +105,7 @@ class _Spool:
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype = dtype
-        self._file = tempfile.TemporaryFile(prefix="hyper_parallel_")  # noqa: SIM115  closed by finish()
+        self._file = tempfile.TemporaryFile(prefix="hyper_parallel_")  # noqa: SIM115  open as long as the array
         self.size = 0
 
     def append(self, numbers: npt.ArrayLike) -> None:
@@ -111,6 +114,15 @@ class _Spool:
         self.size += array.size
 
     def finish(self) -> npt.NDArray:
-        with self._file as file:
-            file.flush()
-            return np.memmap(file, self._dtype, "r", shape=(self.size,)) if self.size else np.empty(0, self._dtype)
+        self._file.flush()
+        return _mapped(self._file, self._dtype, self.size) if self.size else np.empty(0, self._dtype)
+
+
+def _mapped(file: IO[bytes], dtype: np.dtype, size: int) -> MappedNumbers:
+    return MappedNumbers.of(
+        np.memmap(file, dtype, "r", shape=(size,)), lambda: (_mapped_again, (DupFd(file.fileno()), dtype, size))
+    )
+
+
+def _mapped_again(descriptor: Any, dtype: np.dtype, size: int) -> MappedNumbers:
+    return _mapped(open(descriptor.detach(), "rb"), dtype, size)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hyper_parallel.components.data.best_fit import BestFitPacking
 from hyper_parallel.components.data.documents import TokenizedDocuments
 from hyper_parallel.components.data.gpt_rows import GPTRows
+from hyper_parallel.components.data.indexed import IndexedDataset
+from hyper_parallel.components.data.mapped_numbers import MappedNumbers
 from hyper_parallel.components.data.mixture import Mixture
 from hyper_parallel.components.data.opening import at_source, open_sources, transform_of
 from hyper_parallel.components.data.packing import ConcatPacking, Packing, PadPacking
@@ -212,7 +214,11 @@ def _indexed_documents(source: IndexedSource, limit: int | None) -> TokenizedDoc
     """The pair as it lies on disk: nothing is copied."""
     offsets = source.dataset.document_offsets[: None if limit is None else limit + 1]
     digest = source.fingerprint if limit is None else f"{source.fingerprint} {len(offsets) - 1}"
-    return TokenizedDocuments(source.dataset.tokens[: offsets[-1]], offsets, digest, digest)
+    return TokenizedDocuments(_tokens(source.dataset, int(offsets[-1])), offsets, digest, digest)
+
+
+def _tokens(dataset: IndexedDataset, count: int) -> MappedNumbers:
+    return MappedNumbers.of(dataset.tokens[:count], lambda: (_tokens, (dataset, count)))
 
 
 def _told(config: TextDataLoader.Config, name: str, documents: TokenizedDocuments) -> NamedDocuments:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hyper_parallel.components.data.collate import collate
 from hyper_parallel.components.data.packing import PackedRows
+from hyper_parallel.components.data.worker_processes import iterate, worker_options
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.platform import get_platform
 
@@ -66,20 +67,17 @@ def numbered_steps(
     rows: NumberedRows, shape: BatchShape, first_sample: int, *, num_workers: int, prefetch: int
 ) -> Iterator[MicroBatches]:
     """This rank's items from the step that begins with row `first_sample` on, without end."""
-    platform = get_platform()
     loader = DataLoader(
         _Steps(rows, shape),
         batch_size=None,
         sampler=itertools.count(first_sample, shape.global_batch_size),
         collate_fn=as_it_is,
-        num_workers=num_workers,
-        prefetch_factor=prefetch if num_workers else None,
-        multiprocessing_context=platform.mp_context() if num_workers else None,
-        pin_memory=platform.pin_memory,
+        pin_memory=get_platform().pin_memory,
         # Without one of its own it would draw from torch's global generator, and so change what is trained.
         generator=torch.Generator(),
+        **worker_options(num_workers, prefetch),
     )
-    return map(raise_errors, loader)
+    return map(raise_errors, iterate(loader))
 
 
 def as_it_is(item: Any) -> Any:

@@ -27,6 +27,7 @@ from hyper_parallel.components.data.reading import DocumentReader
 from hyper_parallel.components.data.sources.source import OnError, Source
 from hyper_parallel.components.data.steps import BatchShape, MicroBatches, as_it_is, raise_errors
 from hyper_parallel.components.data.transforms import Transform
+from hyper_parallel.components.data.worker_processes import iterate, worker_options
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.platform import get_platform
 
@@ -115,17 +116,15 @@ class RowStream:
         self._position = window.start | {"row": row, "left_over": [tuple(d)[:2] for d in map(_copied, left_over)]}
 
     def _read(self) -> Iterator[Window]:
-        settings, platform = self._settings, get_platform()
+        settings = self._settings
         loader = DataLoader(
             _Windows(self._source, self._transform, settings, self._beginning, self._position),
             batch_size=None,
             collate_fn=as_it_is,
-            num_workers=settings.num_workers,
-            prefetch_factor=settings.prefetch if settings.num_workers else None,
-            multiprocessing_context=platform.mp_context() if settings.num_workers else None,
             generator=torch.Generator(),  # see numbered_steps
+            **worker_options(settings.num_workers, settings.prefetch),
         )
-        return map(raise_errors, loader)
+        return map(raise_errors, iterate(loader))
 
 
 class _Windows(IterableDataset[Window | ConfigError]):

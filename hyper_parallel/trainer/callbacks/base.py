@@ -113,7 +113,7 @@ class Callback:
         """`record` is complete. Every step, after on_step_end of all callbacks and before the step may be saved."""
 
     def on_save(self, state: TrainerState) -> None:
-        """A checkpoint is complete in `checkpoint_folder`."""
+        """A checkpoint is complete in `checkpoint_folder`, or with checkpoint.async_mode begun."""
 
     def on_load(self, state: TrainerState) -> None:
         """The run is taken up from `checkpoint_folder`."""

@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import pickle
+import subprocess
+import sys
 import threading
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import pytest
 import torch
 
 from hyper_parallel.components.data import TextDataLoader
+from hyper_parallel.components.data.indexed import IndexedWriter
+from hyper_parallel.components.data.rows import read_sources
 from hyper_parallel.components.tokenizer import HuggingFaceTokenizer
 from hyper_parallel.config.errors import ConfigError
-from hyper_parallel.platform import use_platform
-from hyper_parallel.platform.cpu import CpuPlatform
 from tests.components.data.numbers import NumberTokenizer, build_loader, counted_documents, rows_of, write_documents
 
 SEQ_LEN = 4
@@ -104,21 +110,30 @@ def test_interrupted_at_every_step_and_resumed(path, seq_len, batch, num_workers
         assert steps_of(resumed, steps - step) == expected[step:]
 
 
-@pytest.mark.parametrize("context", [None, "spawn"])
-def test_worker_processes_change_no_row(path, context):
-    class Platform(CpuPlatform):
-        def mp_context(self) -> str | None:
-            return context
-
+def test_worker_processes_change_no_row_and_are_no_copies_of_this_one(path):
     options = {"seq_len": SEQ_LEN, "micro": 2, "batch": 4}
     others = set(multiprocessing.active_children())
-    with use_platform(Platform()):
-        loader = build_loader(path, num_workers=2, **options)
-        first = rows_of(next(loader))
-        workers = set(multiprocessing.active_children()) - others
-        assert [first, *steps_of(loader, 8)] == steps_of(build_loader(path, **options), 9)
-    kind = multiprocessing.get_context(context).Process if context else multiprocessing.Process
-    assert {type(worker) for worker in workers} == {kind}
+    loader = build_loader(path, num_workers=2, **options)
+    first = rows_of(next(loader))
+    workers = set(multiprocessing.active_children()) - others
+    assert [first, *steps_of(loader, 8)] == steps_of(build_loader(path, **options), 9)
+    assert {type(worker) for worker in workers} == {multiprocessing.get_context("forkserver").Process}
+
+
+def test_a_worker_maps_the_numbers_of_a_file_and_is_sent_none(tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    write_documents(lines, counted_documents([80] * 2000))
+    with IndexedWriter(tmp_path / "pair") as writer:
+        for n in range(2000):
+            writer.add_document([n % 250] * 80)
+    for source in (lines, tmp_path / "pair"):
+        config = TextDataLoader.Config(path=str(source))
+        ((_, documents),) = read_sources(config, NumberTokenizer(), 32, 0)
+        sent = ForkingPickler.dumps(documents.token_ids)
+        assert len(sent) < 1000 < documents.token_ids.nbytes // 100
+        assert pickle.loads(sent).tolist() == documents.token_ids.tolist()
+        assert pickle.loads(pickle.dumps(documents.token_ids[5:9])).tolist() == documents.token_ids[5:9].tolist()
+    resource_sharer.stop()  # the thread that hands files to other processes
 
 
 def test_resuming_in_another_world_continues_the_same_rows(path):
@@ -222,6 +237,31 @@ def test_close_leaves_no_thread_and_no_process(path, num_workers):
     assert not [thread for thread in set(threading.enumerate()) - threads if thread.name == "data-prefetch"]
     assert set(multiprocessing.active_children()) <= processes
     wait_until(lambda: set(threading.enumerate()) <= threads)  # torch's queues end their own threads a moment later
+
+
+def test_a_killed_trainer_leaves_no_process(path):
+    script = (
+        "import multiprocessing; from tests.components.data.numbers import build_loader\n"
+        f"loader = build_loader({path!r}, seq_len={SEQ_LEN}, num_workers=1); next(loader)\n"
+        "(worker,) = multiprocessing.active_children(); print(worker.pid, flush=True); input()"
+    )
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **options) as trainer:
+        worker = int(trainer.stdout.readline())
+        _, server = state_and_parent(worker)
+        assert [state_and_parent(pid)[0] in "RS" for pid in (worker, server)] == [True, True]
+        assert server != trainer.pid
+        trainer.kill()
+    wait_until(lambda: state_and_parent(worker)[0] == state_and_parent(server)[0] == "Z")
+
+
+def state_and_parent(pid: int) -> tuple[str, int]:
+    """As proc_pid_stat(5) says; of a process that is gone too, whether or not somebody has taken notice of it."""
+    try:
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except FileNotFoundError:
+        return "Z", 0
+    return state, int(parent)
 
 
 def test_without_prefetch_there_is_no_thread(path):

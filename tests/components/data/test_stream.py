@@ -189,6 +189,17 @@ def test_what_is_no_source_is_refused():
     )
 
 
+def test_what_cannot_be_sent_to_a_worker_is_refused():
+    class Local(Lines):
+        """No other process can import it."""
+
+    loader = build_loader(None, seq_len=4, sources=(Target.of(Local, count=9),), reading="stream", num_workers=1)
+    with pytest.raises(ConfigError) as caught:
+        next(loader)
+    assert str(caught.value).startswith("dataloader.num_workers: 1 processes, but the data cannot be sent to them (")
+    assert str(caught.value).endswith("); give 0, or sources and transforms that can be pickled")
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_bad_document_stops_the_run_with_its_place(tmp_path, num_workers, caplog):
     path = tmp_path / "data.jsonl"
