@@ -5,7 +5,7 @@
     python -m hyper_parallel.ckpt diff outputs/checkpoint/step-500 other_run/checkpoint/step-500
     python -m hyper_parallel.ckpt rm outputs 100 200
 
-Exit codes: 0 done, nothing wrong; 1 something is damaged, differs, or is left because it is being read; 2 a wrong
+Exit codes: 0 done, nothing wrong; 1 something is damaged, differs, or is left because it is in use; 2 a wrong
 argument (`path: fact; remedy`).
 """
 
@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
 import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.config.errors import ConfigError, RunError
+from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.platform.environment import prepare_environment
 
 if TYPE_CHECKING:
@@ -51,13 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("--force", action="store_true", help="also the newest complete step")
     arguments = vars(parser.parse_args(argv))
     prepare_environment()
-    from hyper_parallel.distributed import last_words
+    from hyper_parallel.distributed.last_words import run_tool
 
-    try:
-        return int(arguments.pop("run")(**arguments))
-    except (ConfigError, RunError) as error:
-        last_words.tell(error)
-        return last_words.exit_code(error)
+    return run_tool(lambda: arguments.pop("run")(**arguments))
 
 
 def ls(folder: Path) -> int:
@@ -87,13 +82,14 @@ def verify(folder: Path) -> int:
     """Reads every file of every finished step."""
     from tqdm import tqdm
 
-    from hyper_parallel.components.checkpoint import storage
+    from hyper_parallel.components.checkpoint.step_locks import being_read
+    from hyper_parallel.components.checkpoint.verification import damage
 
     verdicts = []
     for place, _, reason in tqdm(_steps(folder), unit=" steps", leave=False, disable=None):
         if reason is None:
-            with storage.being_read(place):
-                reason = storage.damage(place)
+            with being_read(place):
+                reason = damage(place)
         verdicts.append((place, reason))
     for place, reason in verdicts:
         print(f"{place}: {reason or 'as written'}")
@@ -104,11 +100,13 @@ def diff(a: Path, b: Path) -> int:
     """Names, types and shapes that differ, and by how much the values of tensors do, one tensor in memory at a time."""
     from hyper_parallel.components.checkpoint import storage
     from hyper_parallel.components.checkpoint.model_state import kind_of
+    from hyper_parallel.components.checkpoint.reading import open_step, saved_entries
+    from hyper_parallel.components.checkpoint.step_locks import being_read
 
     places = [storage.complete_checkpoint("a", a), storage.complete_checkpoint("b", b)]
-    with storage.being_read(places[0]), storage.being_read(places[1]):
-        readers = [storage.open_step(place) for place in places]
-        entries = [storage.saved_entries(reader) for reader in readers]
+    with being_read(places[0]), being_read(places[1]):
+        readers = [open_step(place) for place in places]
+        entries = [saved_entries(reader) for reader in readers]
         lines = []
         for own, other, place in ((*entries, places[0]), (*entries[::-1], places[1])):
             lines += [f"{name}: only in {place}" for name in own if name not in other]
@@ -131,8 +129,8 @@ def diff(a: Path, b: Path) -> int:
 
 
 def rm(folder: Path, steps: list[int], *, unfinished: bool, force: bool) -> int:
-    """Removes whole steps. The newest complete one stays, unless it is forced, and so does what something reads."""
-    from hyper_parallel.components.checkpoint import storage
+    """Removes whole steps. The newest complete one stays, unless it is forced, and so does what is in use."""
+    from hyper_parallel.components.checkpoint.step_locks import remove_unused
 
     found = list(_steps(folder))
     complete = {step: place for place, step, reason in found if reason is None}
@@ -144,19 +142,14 @@ def rm(folder: Path, steps: list[int], *, unfinished: bool, force: bool) -> int:
         raise ConfigError.one("steps", fact, f"choose of {', '.join(map(str, finished)) or 'none'}")
     if complete and max(complete) in steps and not force:
         raise ConfigError.one("steps", f"{max(complete)} is the newest complete step", "add --force to remove it")
-    left = 0
-    for place in [finished[step] for step in steps]:
-        if (place / storage.MARKER).exists() and not storage.remove_unread(place):
-            print(f"{place}: left, it is being read", file=sys.stderr)
-            left += 1
-            continue
-        shutil.rmtree(place, ignore_errors=True)  # where there was no marker
-        print(f"{place}: removed")
-    for place, step, reason in found if unfinished else ():
-        if reason is not None and step not in steps:
-            shutil.rmtree(place)
-            print(f"{place}: removed")
-    return int(left > 0)
+    chosen = [finished[step] for step in steps]
+    if unfinished:
+        chosen += [place for place, _, reason in found if reason is not None and place not in chosen]
+    left = [place for place in chosen if not remove_unused(place)]
+    for place in chosen:
+        is_left = place in left
+        print(f"{place}: {'left, it is in use' if is_left else 'removed'}", file=sys.stderr if is_left else sys.stdout)
+    return int(bool(left))
 
 
 def _steps(folder: Path) -> list[tuple[Path, int, str | None]]:
@@ -179,12 +172,12 @@ def _steps(folder: Path) -> list[tuple[Path, int, str | None]]:
 def _read(reader: StepReader, name: str, entry: Any) -> Any:
     import torch
 
-    from hyper_parallel.components.checkpoint import storage
+    from hyper_parallel.components.checkpoint.reading import read
 
     # What is no tensor is read anew, whatever stands there.
     empty = torch.empty(entry.size, dtype=entry.properties.dtype) if hasattr(entry, "properties") else None
     state = {name: empty}
-    storage.read(reader, state)
+    read(reader, state)
     return state[name]
 
 

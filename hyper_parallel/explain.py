@@ -11,7 +11,6 @@ Exit codes: 0 explained; 2 a configuration that cannot train (one line per fault
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections import Counter
@@ -35,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment()
     # Only now, since all that follows loads torch.
     from hyper_parallel.config import manager
-    from hyper_parallel.config.errors import ConfigError, RunError
-    from hyper_parallel.distributed import last_words
+    from hyper_parallel.distributed.last_words import run_tool
     from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 
     parser = argparse.ArgumentParser(prog="hyper_parallel.explain", add_help=False, allow_abbrev=False)
@@ -44,13 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, words = parser.parse_known_args(argv)
     if options.world_size is not None and options.world_size < 1:
         parser.error(f"argument --world_size: {options.world_size} is below 1")
-    try:
+
+    def run() -> int:
         config = manager.load(HyperTrainer.Config, words, world_size=options.world_size, prog="hyper_parallel.explain")
         print(explanation(config, options.world_size or config.parallelism.smallest_world_size()))
-    except (ConfigError, RunError) as error:
-        last_words.tell(error)
-        return last_words.exit_code(error)
-    return 0
+        return 0
+
+    return run_tool(run)
 
 
 def explanation(config: TrainerConfig, world_size: int) -> str:
@@ -80,7 +78,7 @@ def explanation(config: TrainerConfig, world_size: int) -> str:
         _table("Stages", ("rank", "stage", "modules"), stages if pp > 1 else []),
         _table(
             "Parameters",
-            ("name", "number", "shape", f"on rank {rank}", "placement"),
+            ("name", "number", "shape", "on rank 0" if pp == 1 else "on the first rank of its stage", "placement"),
             [(name, number, *rest) for (name, *rest), number in _in_order(parameters)],
         ),
         _table("Boundaries", ("module", "tensor", "axis", "is turned into", "forward", "backward"), boundaries),
@@ -197,7 +195,4 @@ def _table(title: str, headings: Row, rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # `... | head`: the reader has seen enough
-        os._exit(0)
+    sys.exit(main())

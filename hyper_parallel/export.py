@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyper_parallel.config.errors import ConfigError, RunError
+from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.platform.environment import prepare_environment
 
 if TYPE_CHECKING:
@@ -33,15 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--config", type=Path, metavar="FILE", help="the run's config.yaml (default: the copy in the checkpoint)")
     arguments = parser.parse_args(argv)
     prepare_environment()
-    try:
-        size_bytes = export(arguments.checkpoint, arguments.to, dtype=arguments.dtype, config_file=arguments.config)
-    except (ConfigError, RunError) as error:
-        from hyper_parallel.distributed import last_words
+    from hyper_parallel.distributed.last_words import run_tool
 
-        last_words.tell(error)
-        return last_words.exit_code(error)
-    print(f"exported {arguments.to}, {size_bytes} bytes")
-    return 0
+    def run() -> int:
+        size_bytes = export(arguments.checkpoint, arguments.to, dtype=arguments.dtype, config_file=arguments.config)
+        print(f"exported {arguments.to}, {size_bytes} bytes")
+        return 0
+
+    return run_tool(run)
 
 
 def export(checkpoint: Path, to: Path, *, dtype: str | None = None, config_file: Path | None = None) -> int:
@@ -61,11 +60,14 @@ def export(checkpoint: Path, to: Path, *, dtype: str | None = None, config_file:
 
     from hyper_parallel.components.checkpoint import CheckpointError, storage
     from hyper_parallel.components.checkpoint.model_state import refuse_another_model, shape_of
+    from hyper_parallel.components.checkpoint.reading import open_step, read, saved_entries
+    from hyper_parallel.components.checkpoint.step_locks import being_read
+    from hyper_parallel.components.checkpoint.verification import damage
     from hyper_parallel.distributed.hf_weights import write_hf_folder
     from hyper_parallel.trainer import phases
 
     place = storage.complete_checkpoint("--checkpoint", checkpoint)
-    config = _config(place, config_file)
+    config = _config(place, config_file).described()
     spec = config.model_spec
     if spec is None or spec.state_dict_adapter is None:
         fact = f"{'no model' if spec is None else spec.name} has no state_dict_adapter to name its weights with"
@@ -74,18 +76,18 @@ def export(checkpoint: Path, to: Path, *, dtype: str | None = None, config_file:
     assert model_config is not None, "an adapter comes with a model Config, which the config was checked for"
     model = phases.construct_model(config, model_config)
     parameters = dict(model.named_parameters())
-    with storage.being_read(place):
-        if (reason := storage.damage(place)) is not None:
+    with being_read(place):
+        if (reason := damage(place)) is not None:
             raise CheckpointError(f"{place} is damaged: {reason}; give another step")
-        reader = storage.open_step(place)
-        entries = {name: entry for name, entry in storage.saved_entries(reader).items() if name.startswith("model.")}
+        reader = open_step(place)
+        entries = {name: entry for name, entry in saved_entries(reader).items() if name.startswith("model.")}
         remedy = "give the config.yaml of the run that saved it with --config"
         refuse_another_model(f"{place} is of another model", entries, {"model": parameters}, shape_of, remedy)
 
         def whole(name: str) -> torch.Tensor:
             entry = entries[f"model.{name}"]
             state = {f"model.{name}": torch.empty(entry.size, dtype=entry.properties.dtype)}
-            storage.read(reader, state)
+            read(reader, state)
             return state[f"model.{name}"].to(likes[name].dtype)
 
         likes = {

@@ -4,7 +4,7 @@
 
 Prints what B's loss and gradient norm differ by from A's, over the steps that both have. Yardsticks are runs of A whose
 initial weights were disturbed in the last place: how far A is from itself. With them B passes where mean |B - A| and
-max |B - A| of the loss are at most 1.5 times the largest of the yardsticks.
+max |B - A| of the loss are at most 1.5 times the largest of the yardsticks. A and B must then end at the same step.
 
 Exit codes: 0 compared, and passed where there are yardsticks; 1 failed; 2 a file or the command line is wrong.
 """
@@ -170,9 +170,14 @@ def bounds(first: Run, second: Run, yardsticks: Sequence[Run], steps: Sequence[i
     """Mean and max of |second - first| of the loss, held against those of the yardsticks over the same `steps`.
 
     Raises:
-        ConfigError: a yardstick lacks some of the steps, or is not finite there.
+        ConfigError: one of the runs ended before the other, or a yardstick lacks some of the steps, or is not finite
+            there.
     """
-    faults = []
+    faults = [
+        Fault(run.path, f"it has not the steps {_spans(missing)} of {other.path}", "train both to the same step")
+        for run, other in ((first, second), (second, first))
+        if (missing := [step for step in other.steps if step not in run.steps and step > max(run.steps)])
+    ]
     for yardstick in yardsticks:
         if missing := [step for step in steps if step not in yardstick.steps]:
             fact, remedy = f"it has not the steps {_spans(missing)}", "train it as long as the runs that it measures"

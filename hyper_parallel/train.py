@@ -7,7 +7,6 @@ Exit codes: 0 trained; 2 a configuration that cannot train (one line per fault, 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -34,8 +33,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") 
         manager.save(config)
         with config.build() as trainer:
             trainer.train()
-    except BrokenPipeError:
-        raise
     except Exception as error:  # whatever it is, one rank tells it and all end
         tell(error)
         return exit_code(error)
@@ -44,10 +41,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "hyper_parallel.train") 
 
 def run(prog: str = "hyper_parallel.train") -> None:
     """What ``python -m prog`` does."""
-    try:
-        code = main(prog=prog)
-    except BrokenPipeError:  # `--help | head`: the reader has seen enough
-        os._exit(0)
+    code = main(prog=prog)
     from hyper_parallel.distributed.last_words import leave
 
     leave(code)

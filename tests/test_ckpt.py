@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hyper_parallel import ckpt
-from hyper_parallel.components.checkpoint.storage import being_read
+from hyper_parallel.components.checkpoint.step_locks import being_read, lock_unfinished
 from tests.components.checkpoint.run import Run
 from tests.components.checkpoint.test_manager import flip_a_byte
 
@@ -96,6 +96,9 @@ def test_rm(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         said(capsys, "rm", run_folder, 1, code=1)
     assert (root / "step-1/complete.json").exists()
     assert said(capsys, "rm", run_folder, 1) == f"{root}/step-1: removed\n"
+    with lock_unfinished(root / "step-3.partial-abc"):
+        said(capsys, "rm", run_folder, "--unfinished", code=1)
+    assert (root / "step-3.partial-abc/complete.json").exists()
     assert said(capsys, "rm", run_folder, "--unfinished") == f"{root}/step-3.partial-abc: removed\n"
     assert said(capsys, "rm", run_folder, 2, "--force") == f"{root}/step-2: removed\n"
     assert list(root.iterdir()) == []

@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from hyper_parallel import explain
+from hyper_parallel.config.errors import RunError
+from hyper_parallel.distributed.traffic import Traffic
 from hyper_parallel.protocols import collectives
 from hyper_parallel.trainer.rehearsal import Rehearsal, fake_world
 from tests.distributed_world import run_world
@@ -185,11 +187,19 @@ def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line for line in shown.splitlines() if line != "..." and line not in lines] == []
 
 
+def test_a_collective_that_nobody_has_counted_is_named() -> None:
+    with pytest.raises(
+        RunError, match=r"^nobody has said what the collective gather_ moves; add it to .*traffic.KINDS$"
+    ):
+        Traffic()._count("gather_", {})
+
+
 def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--parallelism.pp", "2", "--training.micro_batch_size", "4", "--parallelism.pp_schedule", "gpipe"]
     assert explain.main(["--model_spec", "qwen3_moe", *flags]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "Mesh of 2 rank(s)" in lines  # as few as there can be
+    assert "name number shape on the first rank of its stage placement" in lines
     stages = lines.index("Stages")
     assert lines[stages + 2 : stages + 4] == [
         "0 0 embed_tokens layers.0 layers.1",

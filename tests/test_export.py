@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hyper_parallel import export
+from hyper_parallel.components.checkpoint.storage import seal_of
 from hyper_parallel.config import manager
 from tests.components.checkpoint.test_manager import flip_a_byte
 from tests.trainer.runs import TINY, tiny_config
@@ -49,6 +51,10 @@ def test_in_another_type_transformers_computes_the_same(run: Path, tmp_path: Pat
         assert torch.equal(tensor, exact[name].to(torch.bfloat16)), name
 
 
+def sealed(marker: dict[str, Any]) -> dict[str, Any]:
+    return marker | {"seal": seal_of(marker)}
+
+
 def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int) -> str:
     assert export.main([str(word) for word in words]) == code
     return capsys.readouterr().err
@@ -66,7 +72,7 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     message = refused(capsys, "--checkpoint", step, "--to", out, "--config", other, code=1)
     assert message.startswith(f"error: {step} is of another model: model.embed_tokens.weight is [")
     marker = json.loads((step / "complete.json").read_text())
-    (step / "complete.json").write_text(json.dumps(marker | {"config": None}))
+    (step / "complete.json").write_text(json.dumps(sealed(marker | {"config": None})))
     assert refused(capsys, "--checkpoint", step, "--to", out, code=2) == (
         f"--config: {step} has no copy of the run's config.yaml; give the file of the run that saved it\n"
     )

@@ -181,8 +181,18 @@ def test_yardsticks_that_measure_nothing_are_refused(write: Write, capsys: pytes
     ]
 
 
+def test_a_run_that_ended_early_is_not_judged(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, died = write("whole", dict.fromkeys(range(1, 501), 1.0)), write("died", dict.fromkeys(range(1, 4), 1.0))
+    for a, b in ((whole, died), (died, whole)):
+        assert main([a, b]) == 0  # without a verdict
+        capsys.readouterr()
+        assert main([a, b, "--yardstick", whole]) == 2
+        fact = f"{died}: it has not the steps 4-500 of {whole}; train both to the same step\n"
+        assert capsys.readouterr().err == fact
+
+
 def test_the_picture(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = write("a", {1: 1.0, 2: 2.0}, {1: 1.0, 2: 1.0}), write("b", {2: 3.0, 3: 1.0}, {2: None, 3: 1.0})
+    a, b = write("a", {1: 1.0, 2: 2.0}, {1: 1.0, 2: 1.0}), write("b", {2: 3.0}, {2: None})
     picture = tmp_path / "diff.png"
     assert main([a, b, "--plot", str(picture), "--yardstick", a]) == 1
     content = picture.read_bytes()

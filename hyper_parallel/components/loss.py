@@ -67,6 +67,10 @@ class BaseLoss(Configurable, ABC):
             first = dist.get_rank(vocab_group) * part
             self.own_rows = range(first, min(first + part, self.vocab_size))
 
+    def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """All arguments of the model's forward: those of `batch`, and what has this loss computed inside."""
+        return {**batch, "loss_fn": self}
+
     @abstractmethod
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:
         """Sum over the valid tokens.

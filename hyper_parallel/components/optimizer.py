@@ -208,21 +208,23 @@ def parameter_groups(model_parts: Iterable[nn.Module]) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def adopt(
-    product: OptimizersContainer | torch.optim.Optimizer, model_parts: Sequence[nn.Module]
-) -> OptimizersContainer:
+def adopt(product: Any, model_parts: Sequence[nn.Module]) -> OptimizersContainer:
     """`product` of the optimizer slot as a container: ours as it is, a torch optimizer wrapped.
+
+    What has a `get_optimizer()` is asked for it.
 
     Raises:
         TypeError: it is neither.
         ValueError: a torch optimizer given for several model parts, or one with parameters of another model.
     """
+    if not isinstance(product, OptimizersContainer | torch.optim.Optimizer) and hasattr(product, "get_optimizer"):
+        product = product.get_optimizer()
     if isinstance(product, OptimizersContainer):
         return product
     if not isinstance(product, torch.optim.Optimizer):
         raise TypeError(
-            f"optimizer: the target made a {type(product).__name__}; it must make a torch.optim.Optimizer or an "
-            "OptimizersContainer"
+            f"optimizer: the target made a {type(product).__name__}; it must make a torch.optim.Optimizer, an "
+            "OptimizersContainer, or what has a get_optimizer() that returns one"
         )
     return OptimizersContainer(OptimizersContainer.Config(), model_parts=model_parts, optimizers=[product])
 

@@ -86,11 +86,14 @@ class HuggingFaceTokenizer(BaseTokenizer):
         if folder is None:
             logger.info("tokenizer: none given, using the embedded byte-level BPE in %s", TOKENIZER_FOLDER)
             folder = str(TOKENIZER_FOLDER)
-        self._tokenizer = _load(Path(folder), given_by)
+        self._take(_load(Path(folder), given_by), given_by, str(Path(folder) / "tokenizer_config.json"))
+
+    def _take(self, tokenizer: Any, given_by: str, name: str) -> None:
+        self._tokenizer = tokenizer
         if self._tokenizer.eos_token_id is None:
             raise ConfigError.one(
                 given_by,
-                f"{Path(folder) / 'tokenizer_config.json'} names no EOS token, so documents would run into each other",
+                f"{name} names no EOS token, so documents would run into each other",
                 'add the key "eos_token" with the token that ends a text',
             )
         self.eos_id = self._tokenizer.eos_token_id
@@ -126,6 +129,33 @@ class HuggingFaceTokenizer(BaseTokenizer):
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)
+
+
+class AdoptedTokenizer(HuggingFaceTokenizer):
+    """A tokenizer of transformers that a target has made."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """
+        Raises:
+            ConfigError: it names no EOS token.
+        """
+        self._take(tokenizer, "tokenizer", type(tokenizer).__name__)
+        self.product = tokenizer
+        """What datasets and transforms of the user's are given."""
+
+
+def adopted_tokenizer(product: Any) -> BaseTokenizer:
+    """`product` of the tokenizer slot as one of ours.
+
+    Raises:
+        ConfigError: it is neither that nor a tokenizer of transformers.
+    """
+    if isinstance(product, BaseTokenizer):
+        return product
+    if hasattr(product, "get_vocab") and hasattr(product, "eos_token_id"):
+        return AdoptedTokenizer(product)
+    fact = f"the target made a {type(product).__name__}, which is neither a BaseTokenizer nor one of transformers"
+    raise ConfigError.one("tokenizer", fact, "give transformers.AutoTokenizer.from_pretrained with a folder")
 
 
 class TokenIdTokenizer(BaseTokenizer):

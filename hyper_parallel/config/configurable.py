@@ -178,14 +178,15 @@ def slot(
     *,
     runtime: str = "",
     aliases: tuple[str, ...] = (),
+    inline: bool = False,
 ) -> Any:
     """A dataclass field that holds a Buildable, or a tuple of them.
 
     `default` makes the default Config (usually a Config class) or tuple; None makes the slot optional. `runtime` names,
     space separated, what the trainer passes to that `build`: the resolver reads it to see whether anything is missing,
-    a `Target` to see what it may take.
+    a `Target` to see what it may take. `inline` is that of `setting`.
     """
-    metadata = {"slot": Slot(tuple(runtime.split())), "aliases": aliases}
+    metadata = {"slot": Slot(tuple(runtime.split())), "aliases": aliases, "inline": inline}
     if default is None:
         return field(default=None, metadata=metadata)
     return field(default_factory=default, metadata=metadata)

@@ -329,13 +329,12 @@ def _print_help(tree: ConfigNode, prog: str) -> NoReturn:
 
         doors = [(door.flag, door.metavar, door.doc) for door in DOORS]
         examples = "\n".join(f"  python -m {prog} {door.example}" for door in DOORS)
-        print_help(
-            tree,
-            doors,
-            prog=f"python -m {prog}",
-            description=f"Trains a language model. Give exactly one of --{' and --'.join(d[0] for d in doors)}; "
-            f"any setting below may follow.\n\n{examples}",
-        )
+        description = f"Trains a language model. Give exactly one of --{' and --'.join(d[0] for d in doors)}; "
+        description += f"any setting below may follow.\n\n{examples}"
+        try:
+            print_help(tree, doors, prog=f"python -m {prog}", description=description)
+        except BrokenPipeError:  # `--help | head`: the reader has seen enough
+            os._exit(0)
     raise SystemExit(0)
 
 

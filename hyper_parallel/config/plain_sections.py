@@ -61,7 +61,7 @@ def _move_groups(filled: dict[str, Any], root: type[ConfigNode], written: dict[s
         # A group of the root may also hold, under its alias, what belongs to another one.
         for name, value in list(filled[group].items()):
             home = homes.get(f"{group}.{name}")
-            if home is not None and f"{group}.{name}" in home.names and not _is_in(home.path, own[group].name):
+            if home is not None and home.path.partition(".")[0] != own[group].name:
                 filled[group] = {each: v for each, v in filled[group].items() if each != name}
                 yield from _move(f"{group}.{name}", value, home, filled, written, own)
     for group in [name for name in filled if name not in own]:
@@ -72,10 +72,6 @@ def _move_groups(filled: dict[str, Any], root: type[ConfigNode], written: dict[s
                     yield from _move(path, value, homes[path], filled, written, own)
                 else:
                     yield Fault(path, "no setting answers to it", did_you_mean(path, answering))
-
-
-def _is_in(path: str, group: str) -> bool:
-    return path.startswith(f"{group}.")
 
 
 def _move(

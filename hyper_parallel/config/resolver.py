@@ -292,7 +292,8 @@ class _Resolution:
         signature = _rooted(lambda: read_signature(target), where)
         configured = self._arguments(target, signature, arguments, path, canonical)
         if not is_node(makes):
-            return Target.of(target, **configured)
+            built = Target.of(target, **configured)
+            return self._wrapped(next(members(annotation)), built, path, canonical)
         required = [n for n, p in signature.parameters.items() if p.default is p.empty and n not in configured]
         raise_faults(Fault(join(path, n), f"{target_path(target)} needs it", "give it a value") for n in required)
         made = _called(target, configured, path)
@@ -301,10 +302,21 @@ class _Resolution:
                 f"{target_path(target)} returned {shown(made)}, not the {makes.__qualname__} that it is annotated with"
             )
             raise ConfigError.one(where, fact, "mend the function")
-        # The group's names are those of the node within.
-        inline = [f.name for f in dataclasses.fields(made) if f.metadata.get("inline")]
-        self.written.update((join(canonical, name), path) for name in inline)
+        self._take_names(made, path, canonical)
         return made
+
+    def _wrapped(self, wanted: Any, target: Target, path: str, canonical: str) -> Any:
+        """`target`, or a node of the class `wanted` around it where that is what the field holds."""
+        if not is_node(wanted):
+            return target
+        node = wanted.of_target(target)
+        self._take_names(node, path, canonical)
+        return node
+
+    def _take_names(self, node: Any, path: str, canonical: str) -> None:
+        """The group's names are those of the nodes that are inline."""
+        inline = [f.name for f in dataclasses.fields(node) if f.metadata.get("inline")]
+        self.written.update((join(canonical, name), path) for name in inline)
 
     def _import(self, dotted: Any, path: str) -> Any:
         if not isinstance(dotted, str):
@@ -391,7 +403,10 @@ def _product_faults(target: Any, makes: Any, annotation: Any, path: str) -> Iter
     name = getattr(target, "__qualname__", repr(target))
     wanted = next(members(annotation))
     if is_node(wanted):
-        if makes is None and not isinstance(target, type):
+        if hasattr(wanted, "of_target") and not is_node(makes):
+            if makes in _SCALARS and makes is not None:
+                yield Fault(path, f"{name} makes {_article(makes)}, not {_article(wanted)}", _remedy_for(wanted))
+        elif makes is None and not isinstance(target, type):
             fact = f"nothing says what {name} returns"
             yield Fault(path, fact, f"annotate it with -> {wanted.__qualname__}")
         elif not (isinstance(makes, type) and issubclass(makes, wanted)):

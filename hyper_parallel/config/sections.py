@@ -44,7 +44,7 @@ class TrainingConfig(ConfigNode):
 
     steps: int | None = setting(None, aliases=("max_steps", "train_iters"))
     """Optimizer steps of the whole run, resumed parts included. None: as many as `epochs` hold, else 100."""
-    epochs: int | None = None
+    epochs: int | None = setting(None, aliases=("num_train_epochs",))
     """Passes over the data, in the place of `steps`."""
     seq_len: int = 256
     """Tokens in one row of a batch."""
@@ -56,6 +56,8 @@ class TrainingConfig(ConfigNode):
     """Gradients are scaled down to this 2-norm over all parameters. None: measured, never scaled."""
     seed: int = 42
     """Seed of initial weights, data order and dropout."""
+    init_device: Literal["meta"] = "meta"
+    """Where models are constructed. On meta alone: no rank ever holds the whole of one."""
     dtype: DType = "float32"
     """Type of the parameters, and of everything computed from them unless mixed precision says otherwise."""
     mixed_precision_param: DType | None = None
@@ -90,10 +92,10 @@ class ParallelismConfig(ConfigNode):
     """Ranks that share one copy of parameters, gradients and optimizer state (FSDP). -1: all that are left."""
     tp: int = setting(1, aliases=("tensor_parallel_degree", "accelerator.tp_size"))
     """Tensor-parallel degree: ranks that share the matrices of every layer and see the same rows."""
-    sequence_parallel: bool = False
+    sequence_parallel: bool = setting(False, aliases=("accelerator.sequence_parallel",))
     """Spread the residual stream and its norms over the tensor-parallel ranks, a part of each row on each: less
     memory for activations, the same bytes moved."""
-    loss_parallel: bool = False
+    loss_parallel: bool = setting(False, aliases=("accelerator.loss_parallel",))
     """Spread the output matrix, the logits and the loss over the tensor-parallel ranks, a part of the vocabulary on
     each. False: each of them computes all logits."""
     mode: Literal["production", "validate"] = setting(
@@ -122,7 +124,7 @@ class ParallelismConfig(ConfigNode):
     ep: int = setting(1, aliases=("expert_parallel_degree", "accelerator.ep_size"))
     """Expert-parallel degree: ranks that hold different experts, to which tokens are sent. It adds no ranks: of the
     dp_shard x cp ranks, every ep neighbours share the experts, and dp_shard x cp / ep ranks the matrices of each."""
-    reshard_after_forward: bool | None = None
+    reshard_after_forward: bool | None = setting(None, aliases=("fsdp_config.reshard_after_forward",))
     """Free gathered parameters between forward and backward: less memory, one more all-gather a layer. None: do so,
     except in a pipeline, where it would be done for every micro-batch."""
     cpu_offload: bool = False
@@ -209,7 +211,7 @@ class CompileConfig(ConfigNode):
 class CommConfig(ConfigNode):
     """How ranks talk to each other."""
 
-    backend: str = "auto"
+    backend: str = setting("auto", aliases=("training.backend",))
     """auto: gloo on CPU, and the accelerator's own library beside gloo elsewhere. Else a torch.distributed backend."""
     timeout_seconds: int = 600
     """A collective that waits longer than this ends the run."""
@@ -223,7 +225,7 @@ class CommConfig(ConfigNode):
 class DebugConfig(ConfigNode):
     """Aids that cost speed."""
 
-    deterministic: bool = False
+    deterministic: bool = setting(False, aliases=("training.enable_full_determinism",))
     """Only deterministic kernels; an operation that has none is an error."""
     check_nan_inf: bool = False
     """Stop at the first module whose output, or first parameter whose gradient, is not finite, and name it."""

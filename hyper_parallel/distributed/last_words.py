@@ -46,7 +46,7 @@ class PeerLostError(RunError):
             # Libraries of accelerators raise DistError; gloo a plain error that begins with its own file.
             if isinstance(link, dist.DistError) or "/gloo/" in str(link).partition("] ")[0]:
                 return cls(moment, link)
-            link = link.__cause__
+            link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
         return None
 
 
@@ -94,6 +94,20 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def run_tool(action: Callable[[], int]) -> int:
+    """What `action` returns, or the exit code of what it raises, which is told: how the tools for people end."""
+    try:
+        return action()
+    except BrokenPipeError:  # `... | head`: the reader has seen enough
+        os._exit(0)
+    except (ConfigError, RunError) as error:
+        failure: Exception = error
+    except OSError as error:  # it names the file
+        failure = RunError(str(error))
+    tell(failure)
+    return exit_code(failure)
 
 
 def exit_code(error: BaseException) -> int:

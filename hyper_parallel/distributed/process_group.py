@@ -14,6 +14,10 @@ from hyper_parallel.platform import get_platform
 
 _joined_here = False
 """Whether `init_distributed` made this process's group. A caller's own group is used, and left to the caller."""
+_joined_times = 0
+"""Groups that `init_distributed` has made: a number of the present one, the same on every rank."""
+_timeout: timedelta | None = None
+"""Of that group."""
 _is_first_to_tell: bool | None = None
 """What `first_to_tell` has answered in this group."""
 
@@ -39,7 +43,8 @@ def first_to_tell() -> bool:
         return True
     if _is_first_to_tell is None:
         try:
-            _is_first_to_tell = dist.distributed_c10d._get_default_store().add("hyper_parallel/failed", 1) == 1
+            store = dist.distributed_c10d._get_default_store()  # which may outlive the group
+            _is_first_to_tell = store.add(f"hyper_parallel/failed/{_joined_times}", 1) == 1
         except dist.DistError:
             _is_first_to_tell = True
     return _is_first_to_tell
@@ -56,7 +61,7 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
     Raises:
         ConfigError: torch.distributed has no such backend.
     """
-    global _joined_here, _is_first_to_tell
+    global _joined_here, _joined_times, _timeout, _is_first_to_tell
     if dist.is_initialized():
         return
     backend = get_platform().comm_backend(comm.backend)
@@ -64,7 +69,7 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
     if any(part.rpartition(":")[2] not in known for part in backend.split(",")):
         choices = f"choose one of auto, {', '.join(known)}"
         raise ConfigError.one("comm.backend", f"{comm.backend!r} is no backend of torch.distributed", choices)
-    timeout = timedelta(seconds=comm.timeout_seconds)
+    _timeout = timeout = timedelta(seconds=comm.timeout_seconds)
     if launched_world_size() > 1:
         store, own_rank, ranks = next(dist.rendezvous("env://", timeout=timeout))
         # torchrun may keep one store for all its attempts: in it gloo would find addresses of ranks that have ended.
@@ -72,7 +77,12 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
         dist.init_process_group(backend, store=store, rank=own_rank, world_size=ranks, timeout=timeout)
     elif even_alone:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-    _joined_here, _is_first_to_tell = dist.is_initialized(), None
+    _joined_here, _joined_times, _is_first_to_tell = dist.is_initialized(), _joined_times + 1, None
+
+
+def new_gloo_group() -> dist.ProcessGroup:
+    """A second group of all ranks, for host memory, with the timeout of the first. Every rank calls this."""
+    return dist.new_group(backend="gloo", timeout=_timeout if _joined_here else None)
 
 
 def destroy_distributed(*, callers_too: bool = False) -> None:

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hyper_parallel.config.errors import RunError
+
 KINDS = {
     "_allgather_base_": "all-gather",
     "all_gather_into_tensor": "all-gather",
@@ -47,11 +49,15 @@ class Moved:
     reduce-scatter of s, sends s (n - 1) / n, an all-reduce of s twice that, an all-to-all all but the rank's own."""
 
 
+class UnknownCollectiveError(RunError):
+    """A collective whose traffic cannot be counted."""
+
+
 class Traffic(TorchDispatchMode):
     """Counts, while it is entered, what this rank's collectives move.
 
     Raises:
-        NotImplementedError: a collective is called that KINDS lacks.
+        UnknownCollectiveError: a collective is called that KINDS lacks.
     """
 
     def __init__(self) -> None:
@@ -71,7 +77,9 @@ class Traffic(TorchDispatchMode):
         if operator in _MOVE_NOTHING:
             return
         if operator not in KINDS:
-            raise NotImplementedError(f"nobody has said what the collective {operator} moves")
+            raise UnknownCollectiveError(
+                f"nobody has said what the collective {operator} moves; add it to {__name__}.KINDS"
+            )
         kind, group = KINDS[operator], _group(arguments)
         ranks = dist.get_world_size(group)
         source = next(arguments[name] for name in ("input_tensor", "input", "tensors") if name in arguments)

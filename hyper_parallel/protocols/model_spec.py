@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from hyper_parallel.config.configurable import ConfigNode, plain, setting
+from hyper_parallel.config.configurable import Buildable, ConfigNode, plain, setting, slot
+from hyper_parallel.config.target import Target
 from hyper_parallel.protocols.model import BaseModel
 from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
@@ -40,10 +41,48 @@ class ModelSpec(ConfigNode):
     """Built with the model's Config: maps parameters to the tensors of a Hugging Face checkpoint."""
     clip_grad_fn: Callable[..., Any] | None = None
     """In the place of the trainer's clip_grad_norm."""
+    target: Buildable[BaseModel] | None = slot(
+        None,
+        runtime="distributed_setup training activation_checkpoint activation_swap compile_config peft_config",
+        inline=True,
+    )
+    """A callable that a YAML file names, in the place of `build_model_fn`: it constructs, parallelises, materialises
+    and loads."""
+
+    @classmethod
+    def of_target(cls, target: Target) -> ModelSpec:
+        """The spec of a model of which nothing is known but what builds it."""
+        return cls(name=target.target_path, flavor="", factory=target.target_path, target=target)
+
+    @property
+    def builds_whole(self) -> bool:
+        """Whether a function of the spec does all that makes a model."""
+        return self.build_model_fn is not None or self.target is not None
+
+    def described(self) -> ModelSpec:
+        """This spec with what the callable of its `target` says of the model, if it is `described_by` something.
+
+        Raises:
+            ConfigError: there can be no such model.
+        """
+        if not isinstance(self.target, Target):
+            return self
+        describe = getattr(type(self.target).callable, "describe", None)
+        if describe is None:
+            return self
+        try:
+            spec: ModelSpec = describe(**self.target.configured())
+        except TypeError as error:  # an argument is missing, which the slot tells
+            if self.target.missing(()):
+                return self
+            raise error
+        return dataclasses.replace(spec, build_model_fn=None, target=self.target)
 
     def to_dict(self) -> dict[str, Any]:
         """`factory`, `flavor`, and the model's fields that differ from that flavor's: calling the factory with the
-        rest as keywords makes an equal spec."""
+        rest as keywords makes an equal spec. Or the `target`."""
+        if self.target is not None:
+            return dict(plain(self.target))
         differing: dict[str, Any] = {}
         if self.model is not None:
             module, _, function = self.factory.rpartition(".")
@@ -53,3 +92,16 @@ class ModelSpec(ConfigNode):
                 if value != getattr(original, f.name):
                     differing[f.name] = plain(value)
         return {"_target_": self.factory, "flavor": self.flavor, **differing}
+
+
+def described_by(describe: Callable[..., ModelSpec]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates what builds a model: called with its configured arguments, `describe` says which, and builds nothing.
+
+    So a run that names it as the `_target_` of its model is checked as any other.
+    """
+
+    def decorate(build: Callable[..., Any]) -> Callable[..., Any]:
+        build.describe = describe  # type: ignore[attr-defined]
+        return build
+
+    return decorate

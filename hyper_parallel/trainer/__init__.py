@@ -10,10 +10,16 @@ from hyper_parallel.trainer.hyper_trainer import HyperTrainer
 if TYPE_CHECKING:
     from hyper_parallel.trainer.legacy import HyperTrainerConfig, parse_args
     from hyper_parallel.trainer.llm_trainer import LLMTrainer
+    from hyper_parallel.trainer.text_trainer import TextTrainer
 
-__all__ = ["HyperTrainer", "HyperTrainerConfig", "LLMTrainer", "parse_args"]
+__all__ = ["HyperTrainer", "HyperTrainerConfig", "LLMTrainer", "TextTrainer", "parse_args"]
 
-_MODULES = {"HyperTrainerConfig": "legacy", "LLMTrainer": "llm_trainer", "parse_args": "legacy"}
+_MODULES = {
+    "HyperTrainerConfig": "legacy",
+    "LLMTrainer": "llm_trainer",
+    "TextTrainer": "text_trainer",
+    "parse_args": "legacy",
+}
 
 
 def __getattr__(name: str) -> Any:

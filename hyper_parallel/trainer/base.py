@@ -164,7 +164,7 @@ class BaseTrainer:
         loss, aux_loss, norm = totals.reduce(dims.loss_group, grad_norm)
         state.grad_norm = norm
         self.dispatch("on_pre_optimizer_step")
-        check_step(state.global_step, int(valid_tokens), loss, norm, self.checkpointer.last_complete)
+        check_step(state.global_step, int(valid_tokens), loss, norm, self.checkpointer.finish)
         self.checkpointer.wait_copied()
         self.optimizers.step()
         self.optimizers.zero_grad()

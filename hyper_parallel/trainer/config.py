@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from hyper_parallel.components.checkpoint import CheckpointManager, complete_steps, own_checkpoint
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import AutoCELoss, BaseLoss
@@ -63,14 +65,22 @@ class TrainerConfig(Configurable.Config):
 
     tokenizer: Buildable[BaseTokenizer] = slot(HuggingFaceTokenizer.Config, runtime="hf_assets_path")
     """Text to token ids."""
+    data_transform: Buildable[object] | None = slot(None, runtime="tokenizer model_config training_config")
+    """What `dataset` is given to make samples of documents with."""
+    dataset: Buildable[object] | None = slot(None, runtime="transform tokenizer mesh_context training_config")
+    """Samples in Hugging Face's manner, with labels that are not shifted. None: `dataloader` reads for itself."""
+    collate_fn: Buildable[object] | None = slot(None, runtime="num_micro_batch")
+    """From the samples of a step to its micro-batches. Goes with `dataset`."""
     dataloader: Buildable[BaseDataLoader] = slot(
-        TextDataLoader.Config, runtime="tokenizer seq_len micro_batch_size global_batch_size dp_rank dp_size seed"
+        TextDataLoader.Config,
+        runtime="tokenizer seq_len micro_batch_size global_batch_size dp_rank dp_size seed "
+        "dataset collate_fn batch_sampler batch_size dp_world_size max_seq_len",
     )
-    """One item for each optimizer step."""
+    """One item for each optimizer step. The runtime arguments from `dataset` on are given beside that alone."""
     optimizer: Buildable[OptimizersContainer] = slot(AdamW.Config, runtime="model_parts params model")
     """Updates the weights."""
     lr_scheduler: Buildable[LRSchedulersContainer] = slot(
-        LRSchedulersContainer.Config, runtime="optimizers training_steps"
+        LRSchedulersContainer.Config, runtime="optimizers training_steps optimizer train_iters"
     )
     """Learning rate by step."""
     loss: Buildable[BaseLoss] = slot(AutoCELoss.Config, runtime="vocab_size", aliases=("loss_fn",))
@@ -108,9 +118,32 @@ class TrainerConfig(Configurable.Config):
     debug: DebugConfig = field(default_factory=DebugConfig)
     """Aids that cost speed."""
 
+    def build(self, **runtime: Any) -> Any:
+        """The trainer of this run: a TextTrainer for a `dataset`, else a HyperTrainer."""
+        if self.dataset is None:
+            return Configurable.Config.build(self, **runtime)
+        # By its path, since it stands above this module.
+        return import_module("hyper_parallel.trainer.text_trainer").TextTrainer(self, **runtime)
+
+    def described(self) -> TrainerConfig:
+        """This tree, with what is known of its model where a Target builds that.
+
+        Raises:
+            ConfigError: there can be no such model.
+        """
+        if self.model_spec is None or self.model_spec.target is None:
+            return self
+        return self.derive(model_spec=self.model_spec.described())
+
     def cross_faults(self, world_size: int) -> Iterator[Fault]:
         """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
-        yield from _model_faults(self)
+        try:
+            self = self.described()
+        except ConfigError as error:
+            yield from error.faults
+        else:
+            yield from _model_faults(self)
+        yield from dataset_faults(self)
         yield from _tokenizer_faults(self)
         yield from _weights_faults(self)
         yield from _seed_faults(self, world_size)
@@ -154,12 +187,12 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         )
         yield Fault("model_spec", "no model is chosen", remedy)
         return
-    if spec.build_model_fn is not None and spec.pipelining_fn is not None and config.parallelism.pp > 1:
+    if spec.builds_whole and spec.pipelining_fn is not None and config.parallelism.pp > 1:
         fact = f"{config.parallelism.pp}, but {spec.name} has a build_model_fn, which builds whole models"
         yield Fault("parallelism.pp", fact, "set 1, or leave build_model_fn None")
-    if spec.model is None and spec.build_model_fn is not None:
+    if spec.model is None and spec.builds_whole:
         yield from _unplanned_faults(config, spec)
-    elif spec.model is None or (spec.parallelize_fn is None and spec.build_model_fn is None):
+    elif spec.model is None or (spec.parallelize_fn is None and not spec.builds_whole):
         fact = f"{spec.name} lacks a model Config or a parallelize_fn"
         yield Fault("model_spec", fact, "give its ModelSpec both, or a build_model_fn")
     else:
@@ -200,11 +233,30 @@ def _expert_faults(config: TrainerConfig, degrees: Degrees) -> Iterator[Fault]:
         )
 
 
-def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:
-    if not config.parallelism.loss_parallel:
+def dataset_faults(config: TrainerConfig) -> Iterator[Fault]:
+    """What the slots of a dataset lack, or have without one."""
+    reads_itself = not isinstance(config.dataloader, Target)
+    if config.dataset is None:
+        for name in ("data_transform", "collate_fn"):
+            if getattr(config, name) is not None:
+                yield Fault(name, "is given, but dataset is not", "give a dataset, or leave it out")
         return
+    if config.collate_fn is None:
+        remedy = "give hyper_parallel.components.data.MakeMicroBatchCollator, or one of yours"
+        yield Fault("collate_fn", "is missing, but dataset is given", remedy)
+    if reads_itself:
+        fact = f"{type(config.dataloader).__qualname__} reads for itself, but dataset is given"
+        yield Fault("dataloader", fact, "give hyper_parallel.components.data.build_dataloader, or leave dataset out")
+
+
+def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:
     loss: Any = config.loss
     makes = loss.callable if isinstance(loss, Target) else type(loss).owner
+    if isinstance(makes, type) and issubclass(makes, nn.Module) and config.parallelism.cp > 1:
+        fact = f"{makes.__qualname__} is given whole rows, but parallelism.cp is {config.parallelism.cp}"
+        yield Fault("loss", fact, "set cp 1, or give a BaseLoss, which is a sum over tokens")
+    if not config.parallelism.loss_parallel:
+        return
     if not getattr(makes, "spreads_vocabulary", False):
         yield Fault(
             "parallelism.loss_parallel",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import logging
 import os
 import socket
 import time
@@ -12,15 +10,13 @@ from pathlib import Path
 from typing import TextIO
 
 from hyper_parallel.config.errors import ConfigError
-
-logger = logging.getLogger(__name__)
+from hyper_parallel.distributed.file_lock import lock
 
 LOCK = "run.lock"
 """Its lock counts, not whether it is there: it stays, and the system lets go of it when its holder ends, however."""
 WAIT_SECONDS = 10.0
 """A run that was killed may take as long to be gone."""
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 _held: dict[Path, TextIO] = {}
 
 
@@ -44,7 +40,7 @@ def hold(folder: str | Path) -> None:
             "dump_folder", f"{str(folder)!r} cannot be written: {error.strerror}", "give a folder that you may write to"
         ) from error
     deadline = time.monotonic() + WAIT_SECONDS
-    while not _locks(file, folder):
+    while not lock(fcntl.lockf, file, fcntl.LOCK_EX | fcntl.LOCK_NB):
         if time.monotonic() > deadline:
             file.seek(0)
             holder = file.read().strip()
@@ -63,16 +59,3 @@ def release(folder: str | Path) -> None:
     file = _held.pop(Path(folder).resolve(), None)
     if file is not None:
         file.close()
-
-
-def _locks(file: TextIO, folder: Path) -> bool:
-    """Takes the lock, unless another process has it; a file system without locks gives a warning."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX has either
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        logger.warning("dump_folder: %s cannot be locked (%s): see that no other run writes there", folder, error)
-    return True

@@ -57,7 +57,7 @@ class Accumulation:
         return torch.stack([_loss_sum(self._forward(micro_batch)) for micro_batch in micro_batches]).sum()
 
     def _forward(self, micro_batch: MicroBatch) -> ModelOutput:
-        output: ModelOutput = self._parts[0](**self._get_batch(micro_batch), loss_fn=self._loss)
+        output: ModelOutput = self._parts[0](**self._loss.model_inputs(self._get_batch(micro_batch)))
         return output
 
 
@@ -77,7 +77,7 @@ class Pipelined:
         return torch.stack([_loss_sum(o) for o in self._pipeline.evaluate(self._batches(micro_batches))]).sum()
 
     def _batches(self, micro_batches: Sequence[MicroBatch]) -> list[dict[str, Any]]:
-        return [{**self._get_batch(micro_batch), "loss_fn": self._loss} for micro_batch in micro_batches]
+        return [self._loss.model_inputs(self._get_batch(micro_batch)) for micro_batch in micro_batches]
 
 
 def objective(output: ModelOutput, scale: Tensor, step_rows: int) -> Tensor:

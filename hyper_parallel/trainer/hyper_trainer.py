@@ -15,7 +15,7 @@ class HyperTrainer(BaseTrainer, Configurable):
     Config = TrainerConfig
 
     def __init__(self, config: TrainerConfig) -> None:
-        self.config = config
+        self.config = config = config.described()
         self.parallel_dims = phases.set_up_process(config)  # 1
         self.tokenizer = phases.build_tokenizer(config)  # 2
         self.dataloader = phases.build_dataloader(config, self.parallel_dims, self.tokenizer)  # 3

@@ -14,25 +14,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hyper_parallel.components.checkpoint import CheckpointManager
-from hyper_parallel.components.data import BaseDataLoader
+from hyper_parallel.components.data import BaseDataLoader, HyperIter, StepBatchSampler
 from hyper_parallel.components.loss import BaseLoss
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
 from hyper_parallel.components.metrics import MetricsProcessor
+from hyper_parallel.components.module_loss import ModuleLoss, adopted_loss
 from hyper_parallel.components.optimizer import OptimizersContainer, adopt, parameter_groups
 from hyper_parallel.components.profiler import Profiler
-from hyper_parallel.components.tokenizer import BaseTokenizer
+from hyper_parallel.components.tokenizer import BaseTokenizer, adopted_tokenizer
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.errors import ConfigError, Fault, RunError, raise_faults
 from hyper_parallel.config.target import Target
 from hyper_parallel.distributed import construction
+from hyper_parallel.distributed.distributed_setup import DistributedSetup
 from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.grad_norm import clip_grad_norm
 from hyper_parallel.distributed.last_words import end_with
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.distributed.process_group import init_distributed, launched_world_size, rank
+from hyper_parallel.distributed.reductions import all_reduce_max
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.environment import prepare_environment
 from hyper_parallel.protocols.model import BaseModel
+from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer import dump_folder
 from hyper_parallel.trainer.callbacks import (
     Callback,
@@ -125,7 +129,7 @@ def build_tokenizer(config: TrainerConfig) -> BaseTokenizer:
     Raises:
         ConfigError: the tokenizer has ids that the model cannot embed.
     """
-    tokenizer = config.tokenizer.build(hf_assets_path=config.hf_assets_path)
+    tokenizer = adopted_tokenizer(config.tokenizer.build(hf_assets_path=config.hf_assets_path))
     vocab_size = getattr(config.model_spec and config.model_spec.model, "vocab_size", None)
     if vocab_size is not None and tokenizer.vocab_size > vocab_size:
         raise ConfigError.one(
@@ -151,8 +155,110 @@ def loader_arguments(config: TrainerConfig, parallel_dims: ParallelDims, tokeniz
 
 
 def build_dataloader(config: TrainerConfig, parallel_dims: ParallelDims, tokenizer: BaseTokenizer) -> BaseDataLoader:
-    """Step 3."""
-    return config.dataloader.build(**loader_arguments(config, parallel_dims, tokenizer))
+    """Step 3. Of a dataset it is the last of four."""
+    if config.dataset is None:
+        return config.dataloader.build(**loader_arguments(config, parallel_dims, tokenizer))
+    transform = build_data_transform(config, tokenizer)
+    dataset = build_dataset(config, parallel_dims, tokenizer, transform)
+    return build_dataset_loader(config, parallel_dims, tokenizer, dataset, build_collate_fn(config, parallel_dims))
+
+
+def build_data_transform(config: TrainerConfig, tokenizer: BaseTokenizer) -> Any:
+    """What `dataset` makes samples with. None: it is not given."""
+    if config.data_transform is None:
+        return None
+    return config.data_transform.build(
+        tokenizer=_as_made(tokenizer),
+        model_config=config.model_spec and config.model_spec.model,
+        training_config=config.training,
+    )
+
+
+def build_dataset(config: TrainerConfig, parallel_dims: ParallelDims, tokenizer: BaseTokenizer, transform: Any) -> Any:
+    """The samples."""
+    assert config.dataset is not None, "validated before anything is built"
+    return config.dataset.build(
+        transform=transform,
+        tokenizer=_as_made(tokenizer),
+        mesh_context=parallel_dims,
+        training_config=config.training,
+    )
+
+
+def build_collate_fn(config: TrainerConfig, parallel_dims: ParallelDims) -> Callable[[list[Any]], list[dict[str, Any]]]:
+    """From the samples of a step on this rank to its micro-batches."""
+    assert config.collate_fn is not None, "validated before anything is built"
+    collate_fn: Any = config.collate_fn.build(num_micro_batch=_micro_batches(config, parallel_dims))
+    return collate_fn
+
+
+def build_dataset_loader(
+    config: TrainerConfig,
+    parallel_dims: ParallelDims,
+    tokenizer: BaseTokenizer,
+    dataset: Any,
+    collate_fn: Callable[[list[Any]], list[dict[str, Any]]],
+) -> BaseDataLoader:
+    """The loader of a dataset, whichever it is, as one of ours.
+
+    Raises:
+        ConfigError: it gives no item, or its length is not known though nothing else says how long to train.
+    """
+    training = config.training
+    sampler = None
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        sampler = StepBatchSampler(
+            len(dataset),
+            micro_batch_size=training.micro_batch_size,
+            global_batch_size=training.global_batch_size,
+            dp_rank=parallel_dims.dp_rank,
+            dp_size=parallel_dims.dp_size,
+            seed=training.seed,
+        )
+    loader: Any = config.dataloader.build(
+        **loader_arguments(config, parallel_dims, tokenizer),
+        dataset=dataset,
+        collate_fn=collate_fn,
+        batch_sampler=sampler,
+        batch_size=training.global_batch_size // parallel_dims.dp_size,
+        dp_world_size=parallel_dims.dp_size,
+        max_seq_len=training.seq_len,
+    )
+    if not hasattr(loader, "__iter__"):
+        fact = f"the target made a {type(loader).__name__}, which cannot be iterated over"
+        raise ConfigError.one("dataloader", fact, "return an iterable of the micro-batches of each step")
+    return HyperIter(
+        loader,
+        sampler=sampler,
+        steps_per_epoch=_steps_per_epoch(loader, parallel_dims),
+        global_batch_size=training.global_batch_size,
+        micro_batches=_micro_batches(config, parallel_dims),
+        seq_len=training.seq_len,
+        vocab_size=tokenizer.vocab_size,
+    )
+
+
+def _steps_per_epoch(loader: Any, parallel_dims: ParallelDims) -> int | None:
+    """As many as the rank with the fewest has. None: a loader has no length."""
+    try:
+        steps = len(loader)
+    except TypeError:  # also of a DataLoader whose dataset has none
+        return None
+    steps = -int(all_reduce_max(torch.tensor(-steps, device=get_platform().device()), parallel_dims.dp_group))
+    if steps < 1:
+        raise ConfigError.one("dataloader", "it has no item, on one rank at least", "give more data, or fewer ranks")
+    return steps
+
+
+def _micro_batches(config: TrainerConfig, parallel_dims: ParallelDims) -> int:
+    """Micro-batches of a step on each rank."""
+    training = config.training
+    return training.global_batch_size // (training.micro_batch_size * parallel_dims.dp_size)
+
+
+def _as_made(tokenizer: BaseTokenizer) -> Any:
+    """What the target of the tokenizer slot made."""
+    return getattr(tokenizer, "product", tokenizer)
 
 
 def plan_steps(config: TrainerConfig, dataloader: BaseDataLoader) -> int:
@@ -197,16 +303,58 @@ def build_model(
     """
     spec = config.model_spec
     assert spec is not None, "validated before anything is built"
-    if spec.build_model_fn is not None:
-        model = spec.build_model_fn(model_config, parallel_dims, **_model_sections(config))
-        logger.info("model %s:%s, built by its build_model_fn in %s", spec.name, spec.flavor, config.training.dtype)
+    if spec.builds_whole:
+        model = _built_whole(config, spec, model_config, parallel_dims)
+        if not isinstance(model, BaseModel):
+            fact = f"{spec.name} made a {type(model).__name__}, which is no BaseModel"
+            remedy = "return what HyperAutoModelForCausalLM.from_config or from_pretrained gives, or a BaseModel"
+            raise ConfigError.one("model_spec", fact, remedy)
+        logger.info("model %s:%s, built in one call in %s", spec.name, spec.flavor, config.training.dtype)
+        _tell_units([model], parallel_dims)
         return model, [model]
     assert model_config is not None, "validated before anything is built"
     model = construct_model(config, model_config)
     model.verify_module_protocol()
     model_parts = parallelize(config, model, parallel_dims)
     materialize(config, model_parts)
+    _tell_units(model_parts, parallel_dims)
     return model, model_parts
+
+
+def distributed_setup(config: TrainerConfig, parallel_dims: ParallelDims) -> DistributedSetup:
+    """What a model and a loss are told of the ranks."""
+    return DistributedSetup(parallel_dims=parallel_dims, parallelism=config.parallelism)
+
+
+def _built_whole(
+    config: TrainerConfig, spec: ModelSpec, model_config: BaseModel.Config | None, parallel_dims: ParallelDims
+) -> Any:
+    if spec.target is None:
+        assert spec.build_model_fn is not None
+        return spec.build_model_fn(model_config, parallel_dims, **_model_sections(config))
+    return spec.target.build(
+        distributed_setup=distributed_setup(config, parallel_dims),
+        training=config.training,
+        activation_checkpoint=config.activation_checkpoint,
+        activation_swap=config.activation_checkpoint.swap,
+        compile_config=config.compile,
+        peft_config=None,
+    )
+
+
+def _tell_units(model_parts: list[BaseModel], parallel_dims: ParallelDims) -> None:
+    """Logs what FSDP gathers at a time, and over which mesh."""
+    if parallel_dims.fsdp_mesh is None:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    units = [(name, m) for part in model_parts for name, m in part.named_modules() if isinstance(m, FSDPModule)]
+    blocks = {id(block) for part in model_parts for block in part.blocks()}
+    layers = sum(id(module) in blocks for _, module in units)
+    roots = sum(name == "" for name, _ in units)
+    mesh = parallel_dims.fsdp_mesh
+    axes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+    logger.info("FSDP over mesh (%s): %d layers by themselves, %d root(s) with the rest", axes, layers, roots)
 
 
 def construct_model(config: TrainerConfig, model_config: BaseModel.Config) -> BaseModel:
@@ -278,13 +426,29 @@ def choose_clip_grad_fn(config: TrainerConfig, model_parts: list[BaseModel], par
 def build_lr_schedulers(
     config: TrainerConfig, optimizers: OptimizersContainer, training_steps: int
 ) -> LRSchedulersContainer:
-    """Step 9."""
-    return config.lr_scheduler.build(optimizers=optimizers, training_steps=training_steps)
+    """Step 9. A target also gets them under the names `optimizer`, torch's own, and `train_iters`."""
+    own = {"optimizers": optimizers, "training_steps": training_steps}
+    if not isinstance(config.lr_scheduler, Target):
+        return config.lr_scheduler.build(**own)
+    product: Any = config.lr_scheduler.build(**own, optimizer=optimizers.optimizers[0], train_iters=training_steps)
+    lacks = [name for name in ("step", "state_dict", "load_state_dict") if not hasattr(product, name)]
+    if lacks:
+        fact = f"the target made a {type(product).__name__}, which has no {', '.join(lacks)}"
+        raise ConfigError.one("lr_scheduler", fact, "return a torch LRScheduler, or write them")
+    return product
 
 
 def build_loss(config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims) -> BaseLoss:
     """Step 9: what the optimizer minimises."""
-    loss = config.loss.build(vocab_size=model_parts[-1].vocab_size)
+    vocab_size = model_parts[-1].vocab_size
+    # torch's modules take any keyword, and theirs is no vocab_size.
+    maker = type(config.loss).callable if isinstance(config.loss, Target) else None
+    is_module = isinstance(maker, type) and issubclass(maker, torch.nn.Module)
+    product = config.loss.build() if is_module else config.loss.build(vocab_size=vocab_size)
+    loss = adopted_loss(product, vocab_size=vocab_size)
+    if isinstance(loss, ModuleLoss):
+        loss.module.to(get_platform().device())
+        loss.bind(model_parts[-1], distributed_setup(config, parallel_dims))
     if config.parallelism.loss_parallel:
         loss.spread_over(parallel_dims.tp_group)
     return loss
@@ -307,7 +471,7 @@ def build_forward_backward(
         model_parts,
         parallel_dims,
         config.parallelism,
-        micro_batches=training.global_batch_size // (training.micro_batch_size * parallel_dims.dp_size),
+        micro_batches=_micro_batches(config, parallel_dims),
         rows=training.micro_batch_size,
         tokens=training.seq_len,
         dtype=getattr(torch, training.mixed_precision_param or training.dtype),

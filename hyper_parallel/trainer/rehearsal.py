@@ -55,7 +55,7 @@ class Rehearsal(BaseTrainer):
 
     def __init__(self, config: TrainerConfig, copied_parameters: tuple[str, ...] = ()) -> None:
         """`copied_parameters`: those of the last part of a pipeline, which the last rank would tell the others."""
-        self.config = config = config.derive(compile=CompileConfig())  # a graph has the same collectives
+        self.config = config = config.derive(compile=CompileConfig()).described()  # a graph has the same collectives
         self.parallel_dims = ParallelDims.from_config(config.parallelism, dist.get_world_size())
         if phases.needs_process_group(config, dist.get_world_size()):  # else the model stays a plain module
             self.parallel_dims.build_mesh(get_platform().device_type)
@@ -71,7 +71,7 @@ class Rehearsal(BaseTrainer):
         self.model_parts = phases.parallelize(config, model, self.parallel_dims)
         self.finite_guard = None
         self.callbacks = CallbackHandler([])
-        idle = SimpleNamespace(last_complete=None, take_figures=dict, wait_copied=dict)  # a step saves nothing
+        idle = SimpleNamespace(finish=dict, take_figures=dict, wait_copied=dict)  # a step saves nothing
         self.checkpointer = idle  # type: ignore[assignment]
         with _without_values():
             for part in self.model_parts:

@@ -28,7 +28,8 @@ def loss_scales(
 
     With n_m valid tokens in micro-batch m, N their sum and M the number of micro-batches that have any, both over all
     micro-batches of all ranks in `group`: token_weighted gives 1 / N, rank_average gives 1 / (n_m M). A micro-batch
-    without a valid token adds nothing under either. One collective, of two integers.
+    without a valid token adds nothing under either, whatever its loss is; unless N is 0, where its loss counts, so that
+    `check_step` sees it. One collective, of two integers.
 
     Args:
         labels: labels of each micro-batch of this rank's step, on the host.
@@ -43,7 +44,8 @@ def loss_scales(
     denominators = tokens if aggregation == "token_weighted" else valid_tokens.to(device).clamp(min=1) * filled
     dtype = torch.float64 if device.type == "cpu" else torch.float32
     scales = 1.0 / denominators.clamp(min=1).expand(len(labels)).to(dtype)
-    return scales, tokens
+    counts = (valid_tokens.to(device) > 0) | (tokens == 0)
+    return scales.where(counts, 0.0), tokens
 
 
 def loss_shares(output: ModelOutput, scale: Tensor, step_rows: int) -> tuple[Tensor, Tensor | None]:
@@ -76,8 +78,13 @@ class StepTotals:
         return loss, (aux_loss[0] if aux_loss else None), norm
 
 
-def check_step(step: int, valid_tokens: int, loss: float, grad_norm: float, last_checkpoint: Path | None) -> None:
+def check_step(
+    step: int, valid_tokens: int, loss: float, grad_norm: float, last_checkpoint: Callable[[], Path | None]
+) -> None:
     """Refuses a step whose numbers must not reach the weights. All ranks see the same numbers, so all of them raise.
+
+    Args:
+        last_checkpoint: gives the newest complete one, when all ranks ask; called where a number is not finite.
 
     Raises:
         NonFiniteError: the loss or the gradient norm is not finite.
@@ -85,7 +92,7 @@ def check_step(step: int, valid_tokens: int, loss: float, grad_norm: float, last
     """
     for quantity, value in (("the loss", loss), ("the gradient norm", grad_norm)):
         if not math.isfinite(value):
-            raise NonFiniteError(step, quantity, value, last_checkpoint)
+            raise NonFiniteError(step, quantity, value, last_checkpoint())
     if valid_tokens == 0 and loss != 0.0:
         raise TrainingError(
             f"step {step}: the loss is {loss} though no label of the step is to be trained (all are {IGNORE_INDEX}); "

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -265,6 +266,30 @@ def test_damaged_files_are_named(damage: Callable[[Path], Any], message: str, tm
     damage(tmp_path)
     with pytest.raises(HFWeightsError, match=message):
         load_hf_weights([model], adapter_of(model), tmp_path)
+
+
+def test_a_flipped_byte_in_a_header_is_named_or_changes_nothing(tmp_path: Path) -> None:
+    """What safetensors says of names, types, shapes and places; of the values themselves it has no digest."""
+    model = decoder(family=qwen3)
+    save(model, tmp_path)
+    file, expected = tmp_path / "model.safetensors", weights(model)
+    content = file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    messages = []
+    for place in [*range(8), *range(8, end, 23)]:
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        try:
+            load_hf_weights([model], adapter_of(model), tmp_path)
+        except HFWeightsError as error:
+            messages.append(str(error))
+        else:
+            assert all(torch.equal(value, expected[name]) for name, value in weights(model).items()), place
+    assert len(messages) > 100
+    about = re.compile("|".join(map(re.escape, (f"{file} is damaged (", f"the weights in {tmp_path} do not fit the"))))
+    assert [message for message in messages if not about.match(message)] == []
 
 
 # Folders

@@ -14,7 +14,13 @@ import torch.distributed as dist
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import CommConfig, ParallelismConfig
 from hyper_parallel.distributed.parallel_dims import ParallelDims
-from hyper_parallel.distributed.process_group import destroy_distributed, init_distributed, launched_world_size, rank
+from hyper_parallel.distributed.process_group import (
+    destroy_distributed,
+    first_to_tell,
+    init_distributed,
+    launched_world_size,
+    rank,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,6 +90,18 @@ def test_a_backend_that_torch_does_not_know_is_refused() -> None:
     ):
         init_distributed(CommConfig(backend="cpu:foo"), even_alone=True)
     assert not dist.is_initialized()
+
+
+def test_each_group_has_a_first_to_tell_though_they_share_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    kept = dist.HashStore()
+    monkeypatch.setattr(dist, "HashStore", lambda: kept)
+    for _ in range(2):
+        init_distributed(CommConfig(), even_alone=True)
+        try:
+            assert first_to_tell() and first_to_tell()  # once asked, the answer stays
+        finally:
+            destroy_distributed()
 
 
 def test_one_process_alone_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,11 +65,11 @@ def test_more_token_ids_than_the_model_embeds(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_loss_that_is_not_finite_stops_every_rank(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "mode"), [(1, "none"), (2, "thread")])
+def test_a_loss_that_is_not_finite_stops_every_rank(tmp_path: Path, ranks: int, mode: str) -> None:
     """A learning rate beyond all reason: the weights of step 2 are finite, their loss or its gradient is not."""
     explode = ("--optimizer.lr", "1e300", "--lr_scheduler.warmup_steps", "2", "--training.max_grad_norm", "None")
-    done = train(tmp_path, *explode, ranks=ranks)
+    done = train(tmp_path, *explode, "--checkpoint.async_mode", mode, ranks=ranks)
     # torchrun reports a failed rank by a code of its own, which is also 1.
     assert done.returncode == 1
     errors = [line for line in faults(done) if line.startswith("error: ")]

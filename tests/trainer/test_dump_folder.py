@@ -120,7 +120,7 @@ def test_a_file_system_without_locks_gives_a_warning(
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     with caplog.at_level(logging.WARNING):
         dump_folder.hold(tmp_path)
-    assert f"dump_folder: {tmp_path} cannot be locked ([Errno 37] No locks available): see that no" in caplog.text
+    assert f"{tmp_path} cannot be locked ([Errno 37] No locks available): see that no" in caplog.text
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -20,32 +23,52 @@ import pytest
 import torch
 
 from hyper_parallel.components.checkpoint.storage import complete_steps, step_folder
+from hyper_parallel.components.checkpoint.verification import damage
 from tests.trainer.runs import deterministic, metrics
 
-KILLS = int(os.environ.get("HYPER_PARALLEL_KILLS", "2"))
+KILLS = int(os.environ.get("HYPER_PARALLEL_KILLS", "4"))
 STEPS = 20
+VICTIMS = ((0,), (1,), (0, 1))
 
 
-def command(folder: Path, mode: str) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "hyper_parallel.train"]
-    recipe = ["--recipe", "tests.trainer.runs.saved_every_second_step", "--checkpoint.async_mode", mode]
-    return [sys.executable, *launcher, *recipe, "--dump_folder", str(folder)]
+class Ranks:
+    """Two ranks at a time, which `forked_ranks` starts."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.trainer.forked_ranks"],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def start(self, folder: Path, mode: str) -> list[int]:
+        """Begins the run, or goes on with it; its process ids."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        words = ["--recipe", "tests.trainer.runs.saved_every_second_step", "--checkpoint.async_mode", mode]
+        assert self._server.stdin is not None
+        print(json.dumps([port, [*words, "--dump_folder", str(folder)]]), file=self._server.stdin, flush=True)
+        return self._answer()
+
+    def exit_codes(self) -> list[int]:
+        """Waits until both have ended."""
+        return self._answer()
+
+    def _answer(self) -> list[int]:
+        assert self._server.stdout is not None
+        return [int(word) for word in self._server.stdout.readline().split()]
+
+    def close(self) -> None:
+        os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.communicate()
 
 
-def start(folder: Path, mode: str) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command(folder, mode), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-
-def kill(launcher: subprocess.Popen[bytes], *, everyone: bool) -> None:
-    ranks = [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
-    if everyone:
-        launcher.kill()
-    for pid in ranks if everyone else ranks[-1:]:
-        with suppress(ProcessLookupError):  # it has just ended
-            os.kill(pid, signal.SIGKILL)
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
 
 
 def weights(folder: Path, step: int = STEPS) -> dict[str, Any]:
@@ -63,33 +86,33 @@ def weights(folder: Path, step: int = STEPS) -> dict[str, Any]:
 
 @pytest.mark.timeout(300 + 60 * KILLS)
 @pytest.mark.parametrize("mode", ["none", "thread"])
-def test_a_run_that_is_killed_ends_as_one_that_is_not(mode: str, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_ends_as_one_that_is_not(mode: str, ranks: Ranks, tmp_path: Path) -> None:
+    straight = tmp_path / "straight"
+    ranks.start(straight, mode)
     begun = time.monotonic()
-    straight = start(tmp_path / "straight", mode)
-    lines = tmp_path / "straight" / "metrics.jsonl"
-    while not lines.exists():
-        assert straight.poll() is None
-        time.sleep(0.02)
-    until_training = time.monotonic() - begun
-    assert straight.wait(timeout=200) == 0
+    assert ranks.exit_codes() == [0, 0]
     seconds = time.monotonic() - begun
     instants = random.Random(mode)
     killed, folders = 0, (tmp_path / f"killed{i}" for i in count())
     folder = next(folders)
     while killed < KILLS:
-        process = start(folder, mode)
-        time.sleep(instants.uniform(0.9 * until_training, seconds))
-        if process.poll() is None:
-            kill(process, everyone=bool(killed % 2))
-        elif process.returncode != 0:
-            pytest.fail(f"ended with {process.returncode} before it was killed")
-        if process.wait(timeout=60) == 0:  # it was faster
+        pids = ranks.start(folder, mode)
+        time.sleep(instants.uniform(0, seconds))
+        for rank in VICTIMS[killed % len(VICTIMS)]:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pids[rank], signal.SIGKILL)
+        codes = ranks.exit_codes()
+        if codes == [0, 0]:  # it was faster
             folder = next(folders)
-        else:
-            killed += 1
-    assert start(folder, mode).wait(timeout=200) == 0
-    assert deterministic(metrics(folder)) == deterministic(metrics(tmp_path / "straight"))
-    assert_equal(weights(tmp_path / "straight"), weights(folder))
+            continue
+        assert -signal.SIGKILL in codes
+        killed += 1
+        root = folder / "checkpoint"
+        assert [reason for step in complete_steps(root) if (reason := damage(step_folder(root, step)))] == []
+    ranks.start(folder, mode)
+    assert ranks.exit_codes() == [0, 0]
+    assert deterministic(metrics(folder)) == deterministic(metrics(straight))
+    assert_equal(weights(straight), weights(folder))
 
 
 def assert_equal(expected: dict[str, Any], found: dict[str, Any]) -> None:

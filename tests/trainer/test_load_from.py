@@ -23,7 +23,7 @@ from hyper_parallel.config.imports import import_object
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 from tests.models.reference import transformers_model
-from tests.trainer.runs import deterministic, metrics, small_corpus, tiny_config, train
+from tests.trainer.runs import deterministic, metrics, small_corpus, tiny_config, train, with_parallelism
 
 VOCAB = {"vocab_size": 4096}  # that of the embedded tokenizer
 FOLDERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
@@ -81,11 +81,25 @@ def does_not_fit(folder: Path, dump_folder: Path) -> str:
     return str(error.value)
 
 
+def train_and_export(config: TrainerConfig, folder: Path, dtype: torch.dtype) -> torch.Tensor | None:
+    """Starts, takes a step whose learning rate is 0, exports to `folder`; logits in float32, of one whole model."""
+    with config.build() as trainer:
+        for group in trainer.optimizers.optimizers[0].param_groups:
+            group["lr"] = 0.0
+        trainer.train()
+        assert (trainer.state.record.lr, trainer.state.record.step) == (0.0, 1)
+        trainer.checkpointer.export_hf(folder)
+        if dtype == torch.float32 and trainer.parallel_dims.tp == 1:
+            with torch.no_grad():
+                return trainer.model_parts[0](IDS).logits
+    return None
+
+
 def start_and_export(root: str, out: str) -> dict[str, Any]:
     """On a rank: logits and micro-batches of the start from every folder. Below `out`: an export of each, in the type
-    that it has, and the metrics of a step."""
+    that it has, after a step of learning rate 0, and the metrics of a step."""
     results: dict[str, Any] = {}
-    for name, (_, dtype, _, _) in FOLDERS.items():
+    for name, (family, dtype, _, _) in FOLDERS.items():
         config = starts_from(Path(root) / name, Path(out) / "runs" / name)
         assert not list(config.cross_faults(dist.get_world_size() if dist.is_initialized() else 1))
         with config.build() as trainer:
@@ -95,11 +109,15 @@ def start_and_export(root: str, out: str) -> dict[str, Any]:
             results[name] = {"logits": logits, "batch": next(iter(trainer.dataloader))}
         with starts_from(Path(root) / name, Path(out) / "runs" / name).build() as trainer:
             trainer.train()
-        config = starts_from(Path(root) / name, Path(out) / "runs" / name, dtype=dtype)
+        torch_dtype = getattr(torch, dtype)
+        config = starts_from(Path(root) / name, Path(out) / "runs" / f"{name}, lr 0", dtype=dtype)
         config.parallelism.cpu_offload = name == "dense"
-        with config.build() as trainer:
-            trainer.checkpointer.load()
-            trainer.checkpointer.export_hf(Path(out) / name)
+        results[name]["float32 logits"] = train_and_export(config, Path(out) / name, torch_dtype)
+        for axis in ("tp", "ep") if dist.is_initialized() else ():
+            if axis == "ep" and family == "qwen3":
+                continue
+            config = starts_from(Path(root) / name, Path(out) / "runs" / f"{name}, {axis}", dtype=dtype)
+            train_and_export(with_parallelism(config, **{axis: 2}), Path(out) / f"{name}, {axis} 2", torch_dtype)
     results["refusal"] = does_not_fit(Path(root) / "moe", Path(out) / "runs" / "refusal")
     return results
 
@@ -110,7 +128,7 @@ def started(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     return {
         1: ([start_and_export(str(folders), str(one))], one),
-        2: (run_world(2, start_and_export, str(folders), str(two)), two),
+        2: (run_world(2, start_and_export, str(folders), str(two), timeout=250), two),
     }
 
 
@@ -157,13 +175,23 @@ def test_exports_the_same_tensors_from_any_number_of_ranks(
 
     files = sorted(file.name for file in exported[1].iterdir())
     assert files == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    split = [
+        folder for folder in exported[2].parent.iterdir() if folder.name.startswith((f"{name}, tp", f"{name}, ep"))
+    ]
+    assert len(split) == (2 if name.startswith("moe") else 1)
     for file in files:
-        assert (exported[1] / file).read_bytes() == (exported[2] / file).read_bytes(), file
+        for folder in (exported[2], *split):
+            assert (exported[1] / file).read_bytes() == (folder / file).read_bytes(), (folder, file)
 
     again = AutoModelForCausalLM.from_pretrained(exported[2])
     assert type(again) is type(model) and again.dtype == model.dtype
     with torch.no_grad():
         assert torch.equal(in_float64(exported[2])(IDS).logits, in_float64(folders / name)(IDS).logits)
+    if model.dtype == torch.float32:
+        with torch.no_grad():
+            logits = again(IDS).logits
+        for results, _ in started.values():
+            assert all((result[name]["float32 logits"] - logits).abs().max() < 2e-5 for result in results)
     text = "To be, or not to be\nthat is the question"
     ids = AutoTokenizer.from_pretrained(exported[2])(text)["input_ids"]
     assert ids == AutoTokenizer.from_pretrained(TOKENIZER_FOLDER)(text)["input_ids"]

@@ -62,12 +62,12 @@ def test_totals_add_micro_batches_and_keep_the_auxiliary_loss_apart() -> None:
 @pytest.mark.parametrize(("loss", "norm", "what"), [(math.nan, 1.0, "the loss is nan"), (1.0, math.inf, "norm is inf")])
 def test_numbers_that_are_not_finite_name_the_step_and_the_last_checkpoint(loss: float, norm: float, what: str) -> None:
     with pytest.raises(NonFiniteError, match=rf"step 7: .*{what}.*the last finite checkpoint is out/step-5"):
-        check_step(7, 10, loss, norm, Path("out/step-5"))
+        check_step(7, 10, loss, norm, lambda: Path("out/step-5"))
     with pytest.raises(NonFiniteError, match="no checkpoint was saved before it"):
-        check_step(7, 10, loss, norm, None)
+        check_step(7, 10, loss, norm, lambda: None)
 
 
 def test_a_loss_without_a_token_to_train_is_refused() -> None:
-    check_step(1, 0, 0.0, 0.0, None)
+    check_step(1, 0, 0.0, 0.0, lambda: None)
     with pytest.raises(TrainingError, match=r"step 1: the loss is 0\.5 though no label"):
-        check_step(1, 0, 0.5, 0.0, None)
+        check_step(1, 0, 0.5, 0.0, lambda: None)

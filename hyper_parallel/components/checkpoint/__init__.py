@@ -1,4 +1,4 @@
-"""Checkpoints: `manager` says when to save and takes a run up again, `saver` writes, `storage` is a step on disk."""
+"""Checkpoints: `manager` says when to save and takes a run up again, `saver` writes, `storage` is what lies on disk."""
 
 from hyper_parallel.components.checkpoint.initial_weights import own_checkpoint
 from hyper_parallel.components.checkpoint.manager import CheckpointManager, Stateful

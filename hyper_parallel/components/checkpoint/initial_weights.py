@@ -11,7 +11,10 @@ from torch import nn
 
 from hyper_parallel.components.checkpoint import storage
 from hyper_parallel.components.checkpoint.model_state import fill_copies, model_tensors, refuse_another_model, shape_of
+from hyper_parallel.components.checkpoint.reading import explained, open_step, read, saved_entries
+from hyper_parallel.components.checkpoint.step_locks import being_read_by_all
 from hyper_parallel.components.checkpoint.storage import CheckpointError
+from hyper_parallel.components.checkpoint.verification import DamagedError, verified
 from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.distributed.hf_weights import HFWeightsError, load_hf_weights, weight_files
 from hyper_parallel.distributed.process_group import rank
@@ -99,15 +102,15 @@ def _load_hf_weights(folder: Path, model_parts: list[nn.Module], adapter: StateD
 def _load_checkpoint(folder: Path, model_parts: list[nn.Module]) -> None:
     what, remedy = f"checkpoint.load_from: {folder}", "give another folder"
     state = {"model": model_tensors(model_parts)}
-    reader = storage.open_step(folder)
+    reader = open_step(folder)
     try:
-        with storage.verified(folder):
-            with storage.explained(what, remedy):
-                entries = storage.saved_entries(reader)
+        with being_read_by_all(folder), verified(folder):
+            with explained(what, remedy):
+                entries = saved_entries(reader)
             weights = {name: entry for name, entry in entries.items() if name.startswith("model.")}
             refuse_another_model(f"{what} is of another model", weights, state, shape_of, remedy)
-            with storage.explained(what, remedy):
-                storage.read(reader, state)
-    except storage.DamagedError as error:
+            with explained(what, remedy):
+                read(reader, state)
+    except DamagedError as error:
         raise CheckpointError(f"{what} is damaged: {error}; {remedy}") from error
     fill_copies(model_parts, state["model"])

@@ -19,20 +19,29 @@ from hyper_parallel.components.checkpoint.initial_weights import (
     load_initial_weights,
     required_adapter,
 )
-from hyper_parallel.components.checkpoint.model_state import fill_copies, kind_of, model_tensors, refuse_another_model
+from hyper_parallel.components.checkpoint.model_state import (
+    fill_copies,
+    kind_of,
+    model_tensors,
+    not_finite,
+    refuse_another_model,
+)
 from hyper_parallel.components.checkpoint.random_state import random_state, set_random_state
+from hyper_parallel.components.checkpoint.reading import explained, open_step, read, saved_entries
 from hyper_parallel.components.checkpoint.resumable_steps import resumable_steps
 from hyper_parallel.components.checkpoint.retention import remove_old
 from hyper_parallel.components.checkpoint.saver import AsyncMode, SavedStep, Saver
+from hyper_parallel.components.checkpoint.step_locks import being_read_by_all
 from hyper_parallel.components.checkpoint.storage import CheckpointError
+from hyper_parallel.components.checkpoint.verification import DamagedError, verified
 from hyper_parallel.components.tokenizer import BaseTokenizer
-from hyper_parallel.config.configurable import Configurable
+from hyper_parallel.config.configurable import Configurable, setting
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.agreed_step import AgreedStep
 from hyper_parallel.distributed.hf_weights import save_hf_weights
 from hyper_parallel.distributed.process_group import rank
-from hyper_parallel.distributed.together import on_rank_0
+from hyper_parallel.distributed.together import on_rank_0, together
 from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
 logger = logging.getLogger(__name__)
@@ -58,7 +67,7 @@ class CheckpointManager(Configurable):
     class Config(Configurable.Config):
         """When to save and what to resume from."""
 
-        enable: bool = True
+        enable: bool = setting(True, aliases=("enabled",))
         """Save checkpoints, and resume from the newest complete one."""
         folder: str = storage.DEFAULT_FOLDER
         """Where they lie, below dump_folder."""
@@ -73,7 +82,7 @@ class CheckpointManager(Configurable):
         """none: training waits until the checkpoint is on disk. thread, process: it goes on, up to the next change of
         weights, while the state is copied to host memory, and a thread, or a process of its own, writes the copy; the
         latter never holds up Python."""
-        what: Literal["full", "model", "adapter"] = "full"
+        what: Literal["full", "model"] = "full"
         """full: all that a run needs to go on. model: the weights alone, to start other runs from (load_from)."""
         export_hf: Literal["none", "last", "every"] = "none"
         """Write the weights also as a folder that transformers loads, step-N-hf beside step-N: after the last step, or
@@ -93,8 +102,6 @@ class CheckpointManager(Configurable):
             yield from at_least(self, 0, "load_step")
             if self.interval_minutes is not None and not self.interval_minutes > 0:
                 yield Fault("interval_minutes", f"{self.interval_minutes} is not above 0", "give minutes, or None")
-            if self.what == "adapter":
-                yield Fault("what", "adapter, but no adapters are trained", "choose full or model")
             if self.export_hf != "none" and not self.enable:
                 yield Fault("export_hf", f"{self.export_hf}, but enable is False: nothing is saved", "set enable True")
             if self.load_step is not None and not self.enable:
@@ -166,8 +173,9 @@ class CheckpointManager(Configurable):
         if not self._config.enable:
             return False
         self._take(self._saver.finish(wait=False))
+        due = last or step % self._config.interval_steps == 0
         # Asked at every step, on every rank, so that all see the same.
-        due = self._due_by_time(step) or last or step % self._config.interval_steps == 0
+        due = self._due_by_time(step, asks=not due) or due
         saves = due and self.last_step != step
         if saves:
             self.save(step, validation_loss=validation_loss)
@@ -186,10 +194,11 @@ class CheckpointManager(Configurable):
             validation_loss: of the weights as they are, where it was measured.
 
         Raises:
-            CheckpointError: on every rank, of this save or of one still being written; older checkpoints are as they
-                were.
+            CheckpointError: on every rank, of this save or of one still being written, or weights are not finite; older
+                checkpoints are as they were.
         """
         self.wait()
+        together(lambda: self._refuse_not_finite(step), CheckpointError)
         about = {
             "step": step,
             "world_size": dist.get_world_size() if dist.is_initialized() else 1,
@@ -201,6 +210,21 @@ class CheckpointManager(Configurable):
         self._last_save_time = time.monotonic()
         if self._config.async_mode == "none":
             self.wait()
+
+    def _refuse_not_finite(self, step: int) -> None:
+        """A good checkpoint must not be removed for one that is of no use.
+
+        Raises:
+            CheckpointError: weights are not finite.
+        """
+        if names := not_finite(self._model_parts):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            left = (
+                "no checkpoint was saved before" if self.last_complete is None else f"go on from {self.last_complete}"
+            )
+            raise CheckpointError(
+                f"step {step} is not saved: {names[0]}{more} are not finite; {left}, with a lower optimizer.lr"
+            )
 
     def wait_copied(self) -> None:
         """Waits until weights and optimizer state may change. Every rank calls it.
@@ -218,6 +242,15 @@ class CheckpointManager(Configurable):
         """
         self._take(self._saver.finish(wait=True))
 
+    def finish(self) -> Path | None:
+        """`last_complete`, once what is being written is on disk. Every rank calls it.
+
+        Raises:
+            CheckpointError: see `wait`.
+        """
+        self.wait()
+        return self.last_complete
+
     def take_figures(self) -> dict[str, float | None]:
         """checkpoint_bytes, checkpoint_seconds and checkpoint_stall_seconds (in which training waited) of a save that
         was found complete since the last call; empty if there was none. Bytes are known on rank 0."""
@@ -233,11 +266,12 @@ class CheckpointManager(Configurable):
         self.wait()
         self._saver.close()
 
-    def _due_by_time(self, step: int) -> bool:
+    def _due_by_time(self, step: int, *, asks: bool) -> bool:
+        """`asks`: whether to ask for a save where the time has come; not at a step that is saved anyway."""
         minutes = self._config.interval_minutes
         if minutes is None:
             return False
-        if rank() == 0 and time.monotonic() - self._last_save_time >= 60 * minutes:
+        if asks and rank() == 0 and time.monotonic() - self._last_save_time >= 60 * minutes:
             self._by_time.request(step)
         return self._by_time.due(step)
 
@@ -282,7 +316,7 @@ class CheckpointManager(Configurable):
             start = time.perf_counter()
             try:
                 self._load_step(folder)
-            except storage.DamagedError as error:
+            except DamagedError as error:
                 if self._config.load_step is not None:
                     raise CheckpointError(
                         f"checkpoint.load_step: {folder} is damaged: {error}; "
@@ -307,11 +341,11 @@ class CheckpointManager(Configurable):
             DamagedError: on every rank: it is not what was written. Weights and optimizer state may be changed.
         """
         state = self._state()
-        reader = storage.open_step(folder)
+        reader = open_step(folder)
         way_out = "remove it, or set checkpoint.load_step to another complete step"
-        with storage.verified(folder):
-            with storage.explained(folder, way_out):
-                entries = storage.saved_entries(reader)
+        with being_read_by_all(folder), verified(folder):
+            with explained(folder, way_out):
+                entries = saved_entries(reader)
             if f"rng.{rank()}" not in entries:
                 del state["rng"]
             refuse_another_model(
@@ -319,8 +353,8 @@ class CheckpointManager(Configurable):
                 "set model_spec, training.dtype and optimizer as they were when it was saved, or another dump_folder "
                 "to start anew",
             )  # fmt: skip
-            with storage.explained(folder, way_out):
-                storage.read(reader, state)
+            with explained(folder, way_out):
+                read(reader, state)
         fill_copies(self._model_parts, state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         singles = pickle.loads(state["run"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from hyper_parallel.components.checkpoint.storage import CheckpointError
 from hyper_parallel.distributed.together import gathered, together
+from hyper_parallel.protocols.module import canonical_name
 
 
 def model_tensors(model_parts: list[nn.Module], *, copy_buffers: bool = False) -> dict[str, torch.Tensor]:
@@ -65,6 +67,21 @@ def refuse_another_model(
             raise CheckpointError(f"{verdict}: {'; '.join(differences[:3])}{more}; {way_out}")
 
     together(compare, CheckpointError)
+
+
+@torch.no_grad()
+def not_finite(model_parts: list[nn.Module]) -> list[str]:
+    """Names of the parameters that hold NaN or an infinity on this rank."""
+    names: list[str] = []
+    finite: list[torch.Tensor] = []
+    for part in model_parts:
+        for name, parameter in part.named_parameters():
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            if local.numel():
+                names.append(canonical_name(name))
+                finite.append(torch.linalg.vector_norm(local, math.inf).isfinite())  # one pass, and no copy
+    answers = torch.stack(finite).tolist() if finite else []
+    return [name for name, is_finite in zip(names, answers, strict=True) if not is_finite]
 
 
 def shape_of(entry: Any) -> str:

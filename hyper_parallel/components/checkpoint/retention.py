@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 from hyper_parallel.components.checkpoint import storage
+from hyper_parallel.components.checkpoint.step_locks import remove_unused
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +25,14 @@ def remove_old(root: Path, newest: int, keep_latest_k: int) -> None:
         if step == best:
             continue
         try:
-            if not storage.remove_unread(storage.step_folder(root, step)):
+            if not remove_unused(storage.step_folder(root, step)):
                 logger.info("checkpoint: step %d is being read, and removed another time", step)
         except OSError as error:  # the new checkpoint is safe; this costs space only
             logger.warning("checkpoint: step %d could not be removed: %s", step, error)
 
 
 def best_step(root: Path, steps: list[int]) -> int | None:
-    """The first of `steps`, all complete, with the lowest validation loss. None: it was measured at none of them."""
+    """The first of `steps`, all complete, with the lowest validation loss. None: it is a number at none of them."""
     losses = {step: storage.read_marker(storage.step_folder(root, step))["validation_loss"] for step in steps}
-    measured = {step: loss for step, loss in losses.items() if loss is not None}
+    measured = {step: loss for step, loss in losses.items() if loss is not None and not math.isnan(loss)}
     return min(measured, key=lambda step: measured[step], default=None)

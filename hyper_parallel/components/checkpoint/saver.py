@@ -9,14 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch.distributed as dist
 
 from hyper_parallel.components.checkpoint import storage
+from hyper_parallel.components.checkpoint.reading import alone
+from hyper_parallel.components.checkpoint.step_locks import lock_unfinished
 from hyper_parallel.components.checkpoint.storage import CheckpointError
 from hyper_parallel.distributed.atomic_folder import make_partial, partial_name
-from hyper_parallel.distributed.process_group import rank
+from hyper_parallel.distributed.process_group import new_gloo_group, rank
 from hyper_parallel.distributed.together import broadcast, together
 from hyper_parallel.platform import get_platform
 
@@ -58,6 +60,8 @@ class Saver:
     def __init__(self, root: Path, mode: AsyncMode) -> None:
         self._root, self._mode = root, mode
         self._running: _Running | None = None
+        self._lock: BinaryIO | None = None
+        """Of the step that is being written, on rank 0."""
         self._group: dist.ProcessGroup | None = None
         self._stager: Any = None
 
@@ -81,7 +85,7 @@ class Saver:
 
         def prepare() -> str:
             attempt = uuid.uuid4().hex[:8]
-            make_partial(folder, attempt)
+            self._lock = lock_unfinished(make_partial(folder, attempt))
             return attempt
 
         attempt = ""
@@ -127,6 +131,7 @@ class Saver:
         if wait:
             self._together(running, running.write)
             self._running = None
+            self._unlock()
         if was_told:
             return None
         if self._mode != "none":
@@ -135,13 +140,19 @@ class Saver:
         return SavedStep(running.step, seconds, running.stall_seconds)
 
     def close(self) -> None:
-        """Lets go of the copy in host memory, of the group and of the process that writes. Nothing is being written."""
+        """Lets go of the copy in host memory and of the group. Nothing is being written. The process that writes stays:
+        torch keeps it until the interpreter ends."""
         if self._stager is not None:
             self._stager.close()
             self._stager = None
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _together(self, running: _Running, future: Future[Any]) -> None:
         """
@@ -176,7 +187,7 @@ class Saver:
         writer = StepWriter(folder, attempt, about)
         if self._mode == "none":
             done: Future[Any] = Future()
-            done.set_result(dcp.save(state, storage_writer=writer, no_dist=storage.alone()))
+            done.set_result(dcp.save(state, storage_writer=writer, no_dist=alone()))
             return done, done
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
@@ -185,7 +196,7 @@ class Saver:
             pinned = get_platform().pins_staging
             self._stager = DefaultStager(StagingOptions(pinned, self._mode == "process", True, pinned))
             if dist.is_initialized():
-                self._group = dist.new_group(backend="gloo")
+                self._group = new_gloo_group()
         get_platform().synchronize()  # the copy does not wait for what computes the state
         response = dcp.async_save(
             state,
@@ -193,7 +204,7 @@ class Saver:
             process_group=self._group,
             async_checkpointer_type=AsyncCheckpointerType[self._mode.upper()],
             async_stager=self._stager,
-            no_dist=storage.alone(),
+            no_dist=alone(),
         )
         assert isinstance(response, AsyncSaveResponse), "the stager is asynchronous"
         return response.staging_completion, response.upload_completion
@@ -204,6 +215,7 @@ class Saver:
             CheckpointError: always.
         """
         folder = storage.step_folder(self._root, step)
+        self._unlock()
         if rank() == 0:
             shutil.rmtree(partial_name(folder, attempt), ignore_errors=True)  # its space may be what the disk lacks
         steps = broadcast(lambda: storage.complete_steps(self._root), CheckpointError)

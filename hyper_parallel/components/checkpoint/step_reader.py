@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, Metadata
+
+from hyper_parallel.components.checkpoint.verification import DamagedError, file_damage
 
 
 class StepReader(FileSystemReader):
@@ -13,7 +16,13 @@ class StepReader(FileSystemReader):
 
     @cached_property
     def metadata(self) -> Metadata:
-        """Names and sizes of all entries, and where they lie."""
+        """Names and sizes of all entries, and where they lie.
+
+        Raises:
+            DamagedError: it is not what was written, and cannot be unpickled safely.
+        """
+        if reason := file_damage(Path(self.path), ".metadata"):
+            raise DamagedError(reason)
         return super().read_metadata()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

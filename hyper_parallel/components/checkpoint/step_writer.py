@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from hyper_parallel.components.checkpoint.storage import MARKER, FileSeal
+from hyper_parallel.components.checkpoint.step_locks import WRITING
+from hyper_parallel.components.checkpoint.storage import MARKER, FileSeal, seal_of
 from hyper_parallel.distributed.atomic_folder import partial_name, publish, sync_folder
 
 
@@ -64,6 +65,7 @@ class StepWriter(FileSystemWriter):
         super().finish(metadata, results)
         seals[".metadata"] = self.fs.seals[".metadata.tmp"]  # written under that name, then renamed
         marker = self._about | {"torch": torch.__version__, "files": seals}
+        marker["seal"] = seal_of(marker)
         partial = Path(self.path)
         with (partial / MARKER).open("w") as stream:
             json.dump(marker, stream, indent=1)
@@ -71,6 +73,7 @@ class StepWriter(FileSystemWriter):
             os.fsync(stream.fileno())
         sync_folder(partial)
         publish(self._folder, self._attempt)
+        (self._folder / WRITING).unlink(missing_ok=True)  # only now: until here its lock keeps others from the folder
         sync_folder(self._folder.parent)
 
 

@@ -18,7 +18,8 @@ from hyper_parallel.models.auto.initializers import recorded_initializers
 from hyper_parallel.models.auto.layout import layout_faults, layout_of
 from hyper_parallel.models.auto.replacements import replace_modules
 from hyper_parallel.models.auto.routing import TokensByRow
-from hyper_parallel.models.auto.sharding import head_names, sharding_faults, sharding_plan
+from hyper_parallel.models.auto.sharding import sharding_faults, sharding_plan
+from hyper_parallel.models.common.attention import fullgraph_faults
 from hyper_parallel.models.common.decoder import Output
 from hyper_parallel.models.common.documents import WholeRows
 from hyper_parallel.models.common.embedding import TiedHead, WholeVocabulary
@@ -98,6 +99,7 @@ class AutoCausalLM(BaseModel):
                     raise ConfigError.one("model_spec", fact, "choose another model") from error
 
         def update_from_config(self, trainer_config: Any) -> None:
+            raise_faults(fullgraph_faults(trainer_config.compile))
             self.set_sharding_config(trainer_config.parallelism, trainer_config.training.seq_len)
 
         def set_sharding_config(self, parallelism: ParallelismConfig, seq_len: int | None = None) -> None:
@@ -117,15 +119,6 @@ class AutoCausalLM(BaseModel):
             replace_modules(model)
             raise_faults(sharding_faults(model, layout, parallelism, seq_len))
             self.sharding = sharding_plan(model, layout, parallelism)
-            if parallelism.cp > 1:
-                from hyper_parallel.models.common.context_parallel.plan import (
-                    context_parallel_faults,
-                    with_context_parallel,
-                )
-
-                heads, longest = model.config.num_attention_heads, model.config.max_position_embeddings
-                raise_faults(context_parallel_faults(heads, parallelism, seq_len or longest))
-                self.sharding = with_context_parallel(self.sharding, parallelism, head_names(model))
 
         def _row_faults(self, seq_len: int | None) -> Iterator[Fault]:
             longest = self.hf_config().max_position_embeddings

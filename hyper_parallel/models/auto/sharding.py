@@ -20,6 +20,7 @@ from hyper_parallel.models.auto.experts import StackedExperts, dispatched_stacke
 from hyper_parallel.models.auto.layout import Layout, is_attention, is_norm, is_router
 from hyper_parallel.models.auto.routing import tokens_of_ranks_by_row
 from hyper_parallel.models.common.attention import HeadAttention
+from hyper_parallel.models.common.context_parallel.plan import context_parallel_faults, with_context_parallel
 from hyper_parallel.models.common.decoder_sharding import (
     FEATURE,
     ROW,
@@ -47,7 +48,7 @@ ROWS = frozenset({"o_proj", "out_proj", "c_proj", "down_proj", "fc2"})
 
 
 def sharding_plan(model: nn.Module, layout: Layout, parallelism: ParallelismConfig) -> ShardingPlan:
-    """The plan over the axes tp and ep, with one entry a module.
+    """The plan over the axes tp, ep and cp, with one entry a module.
 
     Args:
         model: a PreTrainedModel for causal language modelling, with our modules in their places
@@ -78,12 +79,10 @@ def sharding_plan(model: nn.Module, layout: Layout, parallelism: ParallelismConf
             }
     if layout.routers and parallelism.sequence_parallel:
         plan["tokens_by_row"] = ShardingConfig(local_map=LocalMap(forward=tokens_of_ranks_by_row))
+    if parallelism.cp > 1:
+        heads = [name for name, module in model.named_modules() if isinstance(module, HeadAttention)]
+        plan = with_context_parallel(plan, parallelism, [name for name in heads if name in plan])
     return plan
-
-
-def head_names(model: nn.Module) -> list[str]:
-    """Names of what does the attention of single heads."""
-    return [name for name, module in model.named_modules() if isinstance(module, HeadAttention)]
 
 
 def sharding_faults(
@@ -110,6 +109,9 @@ def sharding_faults(
     if parallelism.ep > 1:
         counts = {module.num_experts for module in model.modules() if isinstance(module, StackedExperts)}
         yield from expert_count_faults(counts, parallelism.ep)
+    if parallelism.cp > 1:
+        rows = seq_len or model.config.max_position_embeddings
+        yield from context_parallel_faults(model.config.num_attention_heads, parallelism, rows)
 
 
 def _sizes(model: nn.Module, plan: ShardingPlan) -> dict[str, int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.sections import CompileConfig
 from hyper_parallel.models.common.documents import DocumentGroups
 from hyper_parallel.models.common.linear import Linear
 from hyper_parallel.models.common.norm import Float64Rounding, RMSNorm
@@ -101,6 +103,13 @@ class HeadAttention(Module):
     ) -> torch.Tensor:
         """``attend(q, k, v)``, outside of compiled graphs."""
         return attend(q_BTHD, k_BTKD, v_BTKD)
+
+
+def fullgraph_faults(compile: CompileConfig) -> Iterator[Fault]:
+    """The fault of a run that wants one graph a block."""
+    if compile.enable and compile.fullgraph:
+        fact = "True, but attention within packed documents stays outside the graph of a block"
+        yield Fault("compile.fullgraph", fact, "set it False")
 
 
 def document_attention(

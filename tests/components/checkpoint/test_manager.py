@@ -181,6 +181,24 @@ def test_saves_also_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert saved == [3, 4, 7, 8]
 
 
+def _by_the_clock(folder: str) -> list[int]:
+    from hyper_parallel.components.checkpoint import manager
+
+    seconds = [0.0]
+    manager.time.monotonic = lambda: seconds[0]
+    run, saved = Run(folder, interval_steps=4, interval_minutes=1.0), []
+    for step in range(1, 8):
+        seconds[0] += 15.0
+        if run.manager.maybe_save(step):
+            saved.append(step)
+    return saved
+
+
+def test_the_clock_asks_for_no_save_beside_one_that_is_due_anyway(tmp_path: Path) -> None:
+    """A minute has passed after step 4, which is saved; ranks would otherwise save 5 too."""
+    assert run_world(2, _by_the_clock, str(tmp_path)) == [[4]] * 2
+
+
 def test_weights_alone(tmp_path: Path) -> None:
     run = Run(tmp_path, what="model")
     run.train(1)
@@ -318,6 +336,38 @@ def test_a_flipped_byte_is_found_before_anything_is_loaded(
         assert f"checkpoint: {root}/step-4 is left out: {file} is not what was written" in caplog.text
 
 
+def test_a_flipped_byte_is_found_wherever_it_is(tmp_path: Path) -> None:
+    """In every file of a step, the marker included, at places spread over it."""
+    for step in (2, 4):
+        Run(tmp_path).manager.save(step)
+    newest = tmp_path / "checkpoint" / "step-4"
+    for file in sorted(newest.iterdir()):
+        content, again = file.read_bytes(), Run(tmp_path)
+        for place in range(0, len(content), len(content) // 12):
+            file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            assert again.manager.load() == 2, (file.name, place)
+        file.write_bytes(content)
+    assert again.manager.load() == 4
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoint"
+    for mode in ("none", "thread"):
+        run = Run(tmp_path, keep_latest_k=1, async_mode=mode)
+        run.manager.save(2)
+        with torch.no_grad():
+            run.model.layers[1].norm.weight[0] = torch.inf
+            run.model.lm_head.weight[3, 1] = torch.nan
+        with pytest.raises(CheckpointError) as error:
+            run.manager.save(4)
+        assert str(error.value) == (
+            "step 4 is not saved: layers.1.norm.weight and 1 more are not finite; "
+            f"go on from {root}/step-2, with a lower optimizer.lr"
+        )
+        assert folders(run) == ["step-2"]
+        run.manager.close()
+
+
 # Another model
 
 
@@ -339,9 +389,30 @@ def test_another_model_is_refused_by_name(model: dict, message: str, tmp_path: P
     assert all(torch.equal(tensor, before[name]) for name, tensor in run.tensors().items())
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"layers": 2}, "model.layers.2.norm.weight is not in this run"),
+        ({"layers": 4}, "model.layers.3.norm.weight is not in the checkpoint"),
+    ],
+)
+def test_initial_weights_of_another_model_are_refused_by_name(model: dict, message: str, tmp_path: Path) -> None:
+    Run(tmp_path / "other").manager.save(2)
+    step = tmp_path / "other/checkpoint/step-2"
+    run = Run(tmp_path, model=model, load_from=str(step))
+    with pytest.raises(CheckpointError) as error:
+        run.manager.load()
+    assert str(error.value).startswith(f"checkpoint.load_from: {step} is of another model: ")
+    assert message in str(error.value)
+
+
 def test_another_shape_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Run(tmp_path).manager.save(2)
     monkeypatch.setattr(tiny_decoder, "VOCAB", 22)
+    with pytest.raises(
+        CheckpointError, match=r"of another model: model\.embed\.weight is \[21, 6\] in the checkpoint, "
+    ):
+        Run(tmp_path / "new", load_from=str(tmp_path)).manager.load()
     message = r"model\.embed\.weight is float64 \[21, 6\] in the checkpoint, float64 \[22, 6\] in this run"
     with pytest.raises(CheckpointError, match=message):
         Run(tmp_path).manager.load()
@@ -443,12 +514,11 @@ def test_faults() -> None:
         interval_steps=0,
         keep_latest_k=0,
         interval_minutes=0.0,
-        what="adapter",
         export_hf="last",
         load_step=3,
     )
     assert [fault.path for fault in config.faults()] == [
-        "interval_steps", "keep_latest_k", "interval_minutes", "what", "export_hf", "load_step",
+        "interval_steps", "keep_latest_k", "interval_minutes", "export_hf", "load_step",
     ]  # fmt: skip
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
+import shutil
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.components.checkpoint import CheckpointError
+from hyper_parallel.components.checkpoint import CheckpointError, step_writer
+from hyper_parallel.components.checkpoint.step_locks import remove_unused
+from hyper_parallel.components.checkpoint.step_writer import StepWriter
+from hyper_parallel.components.checkpoint.verification import damage
+from hyper_parallel.config.sections import CommConfig
+from hyper_parallel.distributed.process_group import destroy_distributed, init_distributed
 from tests.components.checkpoint.run import Run
 from tests.distributed_world import run_world
 
@@ -68,8 +76,6 @@ def test_what_is_saved_is_what_was_there_when_the_save_began(mode: str, tmp_path
 
 
 def test_without_waiting_a_step_is_complete_when_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hyper_parallel.components.checkpoint.step_writer import StepWriter
-
     go_on, finish = threading.Event(), StepWriter.finish
 
     def held_up(self: StepWriter, **arguments: Any) -> None:
@@ -107,8 +113,6 @@ def test_ranks_that_learn_of_a_complete_step_at_different_moments_stay_together(
 
 
 def _fails_on_rank_1(folder: str) -> list[str]:
-    from hyper_parallel.components.checkpoint.step_writer import StepWriter
-
     run = Run(folder, async_mode="thread")
     run.manager.save(2)
     run.manager.wait()
@@ -133,6 +137,85 @@ def test_an_error_is_told_on_all_ranks_at_the_next_save(tmp_path: Path) -> None:
         assert message.startswith(f"the checkpoint of step 4 could not be saved in {root}: OSError: [Errno 28] No spa")
         assert f"; the last complete checkpoint is {root}/step-2; free space" in message
         assert folders == ["step-2"]
+
+
+class Spoiled(StepWriter):
+    """What happens to the disk while the last rank writes. A class of this file, so that a writing process knows it."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            match self._about["validation_loss"]:  # which says here what is to happen
+                case errno.ENOSPC | errno.EROFS as number:
+                    raise OSError(number, os.strerror(number))
+                case errno.ENOENT:
+                    shutil.rmtree(self.path)
+        return super().write_data(plan, planner)
+
+
+def _disks_that_fail(folder: str, mode: str) -> list[tuple[str, list[str], str | None, int]]:
+    """For each failure: the error, what is left, whether it is damaged, and what a run goes on from."""
+    _may_have_children()
+    step_writer.StepWriter = Spoiled
+    run = Run(folder, async_mode=mode, keep_latest_k=1)
+    run.manager.save(2)
+    run.manager.wait()
+    root, results = Path(folder) / "checkpoint", []
+    for step, failure in enumerate((errno.ENOSPC, errno.EROFS, errno.ENOENT), 3):
+        run.manager.save(step, validation_loss=failure)
+        run.train(1)  # as if nothing were wrong
+        with pytest.raises(CheckpointError) as error:
+            run.manager.wait()
+        left, reason = sorted(path.name for path in root.iterdir()), damage(root / "step-2")
+        results.append((str(error.value), left, reason, Run(folder).manager.load()))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(root)  # all of it, between two saves
+    dist.barrier()
+    run.manager.save(9)
+    run.manager.wait()
+    results.append(("", sorted(path.name for path in root.iterdir()), damage(root / "step-9"), 0))
+    run.manager.close()
+    return results
+
+
+@pytest.mark.parametrize("mode", ["thread", "process"])
+def test_a_disk_that_fails_behind_the_training_costs_no_older_checkpoint(mode: str, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoint"
+    for *failures, again in run_world(2, _disks_that_fail, str(tmp_path), mode):
+        causes = "No space left on device", "Read-only file system", "No such file or directory"
+        for step, ((message, left, reason, resumed), cause) in enumerate(zip(failures, causes, strict=True), 3):
+            assert message.startswith(f"the checkpoint of step {step} could not be saved in {root}: "), message
+            assert cause in message
+            assert f"; the last complete checkpoint is {root}/step-2; free space or set checkpoint.folder" in message
+            assert (left, reason, resumed) == (["step-2"], None, 2)
+        assert again == ("", ["step-9"], None, 0)
+
+
+def test_while_a_step_is_written_nobody_removes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, removed = StepWriter.finish, []
+
+    def asked_for(self: StepWriter, **arguments: Any) -> None:
+        removed.append(remove_unused(Path(self.path)))
+        finish(self, **arguments)
+
+    monkeypatch.setattr(StepWriter, "finish", asked_for)
+    run = Run(tmp_path)
+    run.manager.save(2)
+    assert removed == [False]
+    assert "writing.lock" not in [path.name for path in (tmp_path / "checkpoint/step-2").iterdir()]
+    assert remove_unused(tmp_path / "checkpoint/step-2")
+
+
+def test_the_group_of_saves_waits_as_long_as_that_of_the_run(tmp_path: Path) -> None:
+    init_distributed(CommConfig(timeout_seconds=17), even_alone=True)
+    try:
+        run = Run(tmp_path, async_mode="thread")
+        run.manager.save(2)
+        group = run.manager._saver._group
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=17)
+        run.manager.close()
+    finally:
+        destroy_distributed()
 
 
 def _writing_process_is_killed(folder: str) -> str:

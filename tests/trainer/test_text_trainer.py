@@ -1,0 +1,500 @@
+"""TextTrainer: against HyperTrainer, with parts of the user's own, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hyper_parallel.components.checkpoint import CheckpointManager
+from hyper_parallel.components.data import (
+    MakeMicroBatchCollator,
+    PlainTextDataTransform,
+    build_dataloader,
+    load_text_dataset,
+)
+from hyper_parallel.components.module_loss import ModelOutputLoss, ModuleLoss
+from hyper_parallel.config.errors import ConfigError, RunError
+from hyper_parallel.config.manager import parse_training_args
+from hyper_parallel.config.target import Target
+from hyper_parallel.models import qwen3_moe
+from hyper_parallel.models.auto import HyperAutoModelForCausalLM
+from hyper_parallel.protocols.model import ModelOutput
+from hyper_parallel.protocols.model_spec import ModelSpec
+from hyper_parallel.trainer import HyperTrainer, TextTrainer
+from hyper_parallel.trainer.config import TrainerConfig
+from hyper_parallel.trainer.forward_backward import Accumulation
+from hyper_parallel.trainer.step import loss_scales, loss_shares
+from tests.distributed_world import run_world
+from tests.models.auto.folders import save, tiny_model
+from tests.models.reference import widened
+from tests.trainer import text_parts
+from tests.trainer.runs import metrics, small_corpus, tiny_config
+from tests.trainer.test_tensor_parallel import worst
+
+TOLERANCE = 1e-9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tiny_model("qwen3_moe", vocab_size=4096), tmp_path_factory.mktemp("model") / "qwen3_moe")
+
+
+def text_config(dump_folder: Path, model: str | ModelSpec, *, steps: int | None, **training: Any) -> TrainerConfig:
+    """A tiny run in float64 of rows of the small corpus; of a folder's model as a Target, as YAML files have it."""
+    if isinstance(model, str):
+        target = Target.of(HyperAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path=model)
+        model = ModelSpec.of_target(target)
+    config = tiny_config(dump_folder, steps=steps or 1, model_spec=model, **training)
+    config.training.steps = steps
+    config.data_transform = Target.of(PlainTextDataTransform)
+    config.dataset = Target.of(load_text_dataset, path=small_corpus())
+    config.collate_fn = Target.of(MakeMicroBatchCollator)
+    config.dataloader = Target.of(build_dataloader)
+    return config
+
+
+def counting_config(dump_folder: Path, folder: str, **training: Any) -> TrainerConfig:
+    """Rows whose first token is their number, so that a test sees which are trained."""
+    config = text_config(dump_folder, folder, **({"seq_len": 16, "micro_batch_size": 1} | training))
+    config.data_transform, config.dataset = None, Target.of(text_parts.CountingDataset, rows=8)
+    return config
+
+
+def train(config: TrainerConfig, trainer: type[Any] = TextTrainer) -> list[dict[str, Any]]:
+    """With transformers' roundings to float32 done in float64, so that 1e-9 means something."""
+    assert not list(config.cross_faults(1))
+    with trainer(config) as run:
+        if hasattr(getattr(run.model_parts[0], "model", None), "rotary_emb"):
+            with widened(run.model_parts[0]):
+                run.train()
+        else:
+            run.train()
+    return metrics(config.dump_folder)
+
+
+class Watched(TextTrainer):
+    """Remembers which rows were trained, by their first tokens, and the stages in their order."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self.rows: list[list[int]] = []
+        self.stages: list[str] = []
+        super().__init__(config)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith(("_build", "_setup", "_compute", "_init_")):
+            self.stages.append(name)
+        return super().__getattribute__(name)
+
+    def train_step(self, batches: Any) -> Any:
+        item = next(batches)
+        self.rows.append([int(row[0]) for batch in item for row in batch["input_ids"]])
+        return super().train_step(iter([item]))
+
+
+def test_follows_our_own_model_in_hyper_trainer(tmp_path: Path, folder: str) -> None:
+    """Same weights, rows and optimizer: another model's code, another trainer, another order of set-up."""
+    own = text_config(tmp_path / "own", qwen3_moe.create_model_spec(folder), steps=20)
+    own.checkpoint = CheckpointManager.Config(enable=False, load_from=folder)
+    curves = train(own, HyperTrainer), train(text_config(tmp_path / "text", folder, steps=20))
+    differences = worst(*curves)
+    assert differences.keys() == {"loss", "grad_norm", "aux_loss"}
+    assert max(differences.values()) <= TOLERANCE, differences
+    assert curves[0][-1]["loss"] < curves[0][0]["loss"] - 0.5
+
+
+def test_builds_in_thirteen_stages(tmp_path: Path, folder: str) -> None:
+    config = counting_config(tmp_path, folder, steps=1)
+    with Watched(config) as trainer:
+        pass
+    assert trainer.stages == [
+        "_setup",
+        "_build_model",
+        "_build_loss",
+        "_build_model_assets",
+        "_build_data_transform",
+        "_build_dataset",
+        "_build_collate_fn",
+        "_build_dataloader",
+        "_compute_train_steps",
+        "_build_optimizer",
+        "_build_lr_scheduler",
+        "_build_training_context",
+        "_init_callbacks",
+    ]
+
+
+class ValueModel(nn.Module):
+    """Hidden states are the ids times one weight, so that a token's loss can be its id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, input_ids_BT: torch.Tensor, labels_BT: torch.Tensor, loss_fn: Any) -> ModelOutput:
+        return ModelOutput(loss_sum=loss_fn(self.weight * input_ids_BT[..., None], None, labels_BT))
+
+
+class MeanOfValues(nn.Module):
+    """The mean of the hidden states where something is trained, and no NaN where nothing is."""
+
+    def forward(self, *, model_output: Any, labels: torch.Tensor) -> torch.Tensor:
+        values = model_output.hidden_states_BTD[:, :-1, 0][labels[:, 1:] != -100]
+        return values.sum() / max(1, values.numel())
+
+
+def accumulated(aggregation: Any, batches: list[tuple[list[int], int]]) -> tuple[float, float]:
+    """(loss of the step, gradient) of rows of (values, how many of them are trained)."""
+    model, loss = ValueModel(), ModuleLoss(MeanOfValues(), vocab_size=8)
+    items = [
+        {"input_ids_BT": torch.tensor([values]), "labels_BT": torch.tensor([[1] * n + [-100] * (len(values) - n)])}
+        for values, n in batches
+    ]
+    scales, _ = loss_scales([item["labels_BT"] for item in items], aggregation, None, torch.device("cpu"))
+    step = Accumulation([model], loss, lambda item: item, len(items))  # type: ignore[list-item]
+    total = sum(loss_shares(o, s, 1)[0] for o, s in zip(step(items, scales), scales, strict=True))
+    assert model.weight.grad is not None
+    return float(total), float(model.weight.grad)
+
+
+def test_tokens_are_weighted_alike_whatever_the_micro_batch() -> None:
+    batches = [([1, 2, 3, 9], 3), ([4, 9, 9, 9], 1)]
+    assert accumulated("token_weighted", batches) == (2.5, 2.5)
+    assert accumulated("rank_average", batches) == (3.0, 3.0)
+    masked = [*batches, ([7, 7, 7, 7], 0)]
+    assert accumulated("token_weighted", masked) == (2.5, 2.5)
+    assert accumulated("rank_average", masked) == (3.0, 3.0)
+    assert accumulated("token_weighted", [([1, 2, 3, 4, 9], 4)]) == (2.5, 2.5)  # one batch
+
+
+def test_follows_a_loop_of_transformers(tmp_path: Path) -> None:
+    """Which shifts the labels by itself. The learning rate is that of torch's own scheduler."""
+    theirs = tiny_model("gpt2", vocab_size=4096)
+    config = counting_config(tmp_path / "run", save(theirs, tmp_path / "gpt2"), steps=20, global_batch_size=2)
+    config.optimizer = Target.of(text_parts.SGDOptimizer, lr=0.1)
+    config.training.max_grad_norm = None
+    config.lr_scheduler = Target.of(text_parts.a_tenth_less_each_step)
+    with Watched(config) as trainer:
+        trainer.train()
+    lines = metrics(config.dump_folder)
+    assert [line["lr"] for line in lines] == pytest.approx([0.1 * 0.9**step for step in range(20)], abs=1e-15)
+
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for line, numbers in zip(lines, trainer.rows, strict=True):
+        ids = torch.stack([torch.arange(n, n + 16) for n in numbers])
+        logits = theirs(input_ids=ids).logits[:, :-1].flatten(0, 1)
+        loss = nn.functional.cross_entropy(logits, ids[:, 1:].flatten())  # transformers' own rounds to float32
+        loss.backward()
+        assert line["loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
+        norm = torch.stack([p.grad.norm() for p in theirs.parameters()]).norm()
+        assert line["grad_norm"] == pytest.approx(norm.item(), abs=TOLERANCE)
+        optimizer.param_groups[0]["lr"] = line["lr"]
+        optimizer.step()
+        optimizer.zero_grad()
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("loss", "factor"),
+    [
+        (Target.of(ModelOutputLoss), 1.0),
+        (Target.of(text_parts.ScaledModelOutputLoss, scale=0.5), 0.5),
+        (Target.of(text_parts.ShiftingLoss), 1.0),
+    ],
+    ids=["default", "scaled", "shifting"],
+)
+def test_losses_of_ones_own(tmp_path: Path, folder: str, loss: Target, factor: float) -> None:
+    plain = text_config(tmp_path / "plain", folder, steps=2)
+    other = text_config(tmp_path / "other", folder, steps=2)
+    other.loss = loss
+    expected, got = train(plain), train(other)
+    assert got[0]["loss"] == pytest.approx(factor * expected[0]["loss"], abs=TOLERANCE)
+    if factor == 1.0:
+        assert max(worst(expected, got).values()) <= TOLERANCE
+
+
+def test_a_chunked_loss_never_has_all_logits(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hyper_parallel.components.chunked_causal_lm_loss import ChunkedCausalLMLoss
+    from hyper_parallel.components.loss import ChunkedCELoss
+
+    plain = text_config(tmp_path / "plain", folder, steps=3)
+    chunked = text_config(tmp_path / "chunked", folder, steps=3)
+    chunked.loss = Target.of(ChunkedCausalLMLoss, chunk_size=24)
+    sizes: list[int] = []
+    tokens = ChunkedCELoss.chunk_tokens
+
+    def seen(self: Any, device: torch.device) -> int:
+        sizes.append(tokens(self, device))
+        return sizes[-1]
+
+    expected = train(plain)
+    with TextTrainer(chunked) as trainer:
+        head = trainer.model_parts[0].get_submodule("lm_head")
+        head.register_forward_hook(lambda *_: pytest.fail("the head was called for logits"))
+        monkeypatch.setattr(ChunkedCELoss, "chunk_tokens", seen)
+        with widened(trainer.model_parts[0]):
+            trainer.train()
+    assert max(worst(expected, metrics(chunked.dump_folder)).values()) <= TOLERANCE
+    assert set(sizes) == {24}  # of the 64 tokens of a micro-batch
+    with pytest.raises(ConfigError, match=r"loss.chunk_size: 0 is below 1; .*\nloss.ignore_index: 0 is not -100"):
+        ChunkedCausalLMLoss(chunk_size=0, ignore_index=0)
+
+
+def test_an_epoch_has_each_row_once_and_another_order(tmp_path: Path, folder: str) -> None:
+    """Stopped exactly at the edge of an epoch and resumed, a run takes the rows of the straight one."""
+    config = counting_config(tmp_path / "straight", folder, steps=None, epochs=2, global_batch_size=2)
+    config.lr_scheduler.warmup_steps = 0
+    with Watched(config) as straight:
+        straight.train()
+    assert straight.training_steps == 8
+    epochs = [[row for step in part for row in step] for part in (straight.rows[:4], straight.rows[4:])]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(8))] * 2 and epochs[0] != epochs[1]
+
+    first = copy.deepcopy(config).derive(dump_folder=str(tmp_path / "resumed"))
+    first.checkpoint = CheckpointManager.Config(interval_steps=4)
+    rows = []
+    for steps in (4, 8):
+        with Watched(first.derive()) as trainer:
+            trainer.training_steps = steps
+            trainer.train()
+        rows += trainer.rows
+    assert rows == straight.rows
+    whole, resumed = metrics(config.dump_folder), metrics(first.dump_folder)
+    assert [line["loss"] for line in whole] == [line["loss"] for line in resumed]
+
+
+def run_cases(root: str, folder: str) -> dict[str, Any]:
+    """Rows by step on this rank, and the last step of data that differs between ranks."""
+    rows = {}
+    for name, dataset in (("sampled", text_parts.CountingDataset), ("streamed", text_parts.CountingStream)):
+        config = counting_config(Path(root) / name, folder, steps=4, global_batch_size=4)
+        config.dataset = Target.of(dataset, rows=8)
+        config.parallelism.dp_shard = 2
+        if name == "streamed":
+            config.dataloader = Target.of(build_dataloader, shuffle=False)
+        with Watched(config) as trainer:
+            trainer.train()
+        rows[name] = trainer.rows
+    config = counting_config(Path(root) / "unlike", folder, steps=None, epochs=1, global_batch_size=2)
+    config.lr_scheduler.warmup_steps = 0
+    config.dataset, config.dataloader = Target.of(text_parts.unlike_ranks), Target.of(text_parts.as_it_is)
+    with Watched(config) as trainer:
+        trainer.train()
+    rows["unlike"] = trainer.rows
+    return rows
+
+
+def test_ranks_share_out_the_rows(tmp_path: Path, folder: str) -> None:
+    alone = counting_config(tmp_path / "alone", folder, steps=4, global_batch_size=4)
+    with Watched(alone) as trainer:
+        trainer.train()
+    first, second = run_world(2, run_cases, str(tmp_path), folder, timeout=100)
+    both = [sorted(a + b) for a, b in zip(first["sampled"], second["sampled"], strict=True)]
+    assert both == [sorted(step) for step in trainer.rows]
+    curves = metrics(alone.dump_folder), metrics(tmp_path / "sampled")
+    assert max(worst(*curves).values()) <= 1e-6  # transformers' roundings, which follow the order of sums
+    assert first["streamed"] == [[0, 2], [4, 6], [0, 2], [4, 6]]
+    assert second["streamed"] == [[1, 3], [5, 7], [1, 3], [5, 7]]
+    assert len(first["unlike"]) == len(second["unlike"]) == 4  # of 5 and 4 items
+
+
+MODEL = """model:
+  _target_: hyper_parallel.models.auto.HyperAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: FOLDER
+"""
+YAML = (
+    MODEL
+    + """\
+training: {max_steps: 3, seq_len: 16, global_batch_size: 4, micro_batch_size: 2, backend: gloo, init_device: meta}
+fsdp_config: {dp_shard_size: 1}
+dataset: {_target_: tests.trainer.text_parts.CountingDataset, rows: 8}
+collate_fn: {_target_: tests.trainer.text_parts.LastTokenCollator}
+dataloader: {_target_: hyper_parallel.components.data.build_dataloader, shuffle: false, drop_last: true}
+loss_fn: {_target_: tests.trainer.text_parts.ScaledModelOutputLoss, scale: 0.5}
+optimizer: {_target_: tests.trainer.text_parts.SGDOptimizer, lr: 1.0e-3}
+lr_scheduler: {_target_: tests.trainer.text_parts.a_tenth_less_each_step}
+checkpoint: {enabled: false}
+"""
+)
+
+
+def test_parts_of_ones_own_from_a_yaml_file(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(YAML.replace("FOLDER", "elsewhere"))
+    flags = ["--training.train_iters=2", f"--model.pretrained_model_name_or_path={folder}", "--optimizer.lr=2e-3"]
+    config = parse_training_args(["run.yaml", *flags])
+    assert config.comm.backend == "gloo"
+    trainer = config.build()
+    assert type(trainer) is TextTrainer
+    trainer.train()
+    assert isinstance(trainer.optimizers.optimizers[0], torch.optim.SGD)
+    lines = metrics("outputs")
+    assert [line["lr"] for line in lines] == pytest.approx([2e-3, 1.8e-3])
+    assert lines[0]["loss"] == pytest.approx(0.5 * torch.log(torch.tensor(4096.0)).item(), abs=0.5)
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, *flags: str) -> str:
+    Path("run.yaml").write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        parse_training_args(["run.yaml", *flags])
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+REFUSED: dict[str, tuple[str, str, str]] = {
+    # name: (what is replaced, by what, the message)
+    "no model": (MODEL, "", "model: no model is chosen"),
+    "no collate_fn": ("collate_fn:", "#", "collate_fn: is missing, but dataset is given"),
+    "no dataloader": ("dataloader:", "#", "dataloader: TextDataLoader.Config reads for itself, but dataset is given"),
+    "no dataset": ("dataset:", "#", "collate_fn: is given, but dataset is not"),
+    "steps below 1": ("max_steps: 3", "max_steps: 0", "training.max_steps: 0 is below 1 (run.yaml"),
+    "epochs below 1": ("max_steps: 3", "num_train_epochs: 0", "training.num_train_epochs: 0 is below 1"),
+    "steps not a number": (
+        "max_steps: 3",
+        "max_steps: 10x",
+        "training.max_steps: expected int or None, got text '10x'",
+    ),
+    "target not callable": (
+        "tests.trainer.text_parts.ScaledModelOutputLoss",
+        "tests.trainer.text_parts.__doc__",
+        "loss_fn._target_: tests.trainer.text_parts.__doc__ is text",
+    ),
+    "target not importable": (
+        "tests.trainer.text_parts.SGDOptimizer",
+        "tests.trainer.text_prts.SGDOptimizer",
+        "optimizer._target_: tests.trainer has no 'text_prts'",
+    ),
+    "target without such an argument": (
+        "scale: 0.5",
+        "scal: 0.5",
+        "loss_fn.scal: ",
+    ),
+    "argument missing": ("lr: 1.0e-3", "", "optimizer.lr: tests.trainer.text_parts.SGDOptimizer needs it"),
+    "unknown field": ("max_steps: 3", "max_stps: 3", "training.max_stps: TrainingConfig has no field 'max_stps'"),
+    "unknown group": ("checkpoint:", "checkpint:", "checkpint: TrainerConfig has no such field"),
+    "batches do not divide": (
+        "global_batch_size: 4",
+        "global_batch_size: 5",
+        "training.global_batch_size: 5 is not a multiple of training.micro_batch_size 2 x data-parallel size 1",
+    ),
+    "ranks do not divide": (
+        "fsdp_config: {dp_shard_size: 1}",
+        "accelerator: {tp_size: 2}",
+        "accelerator.tp_size: dp_replicate 1 x tp 2 = 2 does not divide the world size 1",
+    ),
+    "shards do not divide": ("dp_shard_size: 1", "dp_shard_size: 3", "dp_shard 3 = 3 ranks, but the world size is 1"),
+    "pipelines of models that are built whole": (
+        "dp_shard_size: 1}",
+        "dp_shard_size: 1}\naccelerator: {pp_size: 2}",
+        "pp",
+    ),
+    "adapters": ("checkpoint:", "peft: {r: 8}\ncheckpoint:", "peft: TrainerConfig has no such field"),
+    "a folder that is none": (
+        "FOLDER",
+        "elsewhere",
+        "model.pretrained_model_name_or_path: elsewhere is no folder (run.yaml:3); download it",
+    ),
+    "a type that training gives": (
+        "pretrained_model_name_or_path: FOLDER",
+        "pretrained_model_name_or_path: FOLDER\n  torch_dtype: bfloat16",
+        "model.torch_dtype: 'bfloat16', but training.dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_trained_is_refused_when_the_file_is_read(
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old, new, fault = REFUSED[name]
+    assert YAML.count(old) == 1
+    told = refusal(monkeypatch, capsys, YAML.replace(old, new).replace("FOLDER", folder))
+    print(told)
+    assert fault in told
+    assert not Path("outputs").exists()
+
+
+BUILT: dict[str, tuple[dict[str, Any], str]] = {
+    "no dataset": (
+        {"dataset": None, "collate_fn": None, "dataloader": None},
+        "dataset: is missing: a TextTrainer reads one",
+    ),
+    "a loss that is no module": (
+        {"loss": Target.of(text_parts.no_loss)},
+        "loss: the target made a float, which is neither a torch.nn.Module nor a BaseLoss",
+    ),
+    "a loss to train": (
+        {"loss": Target.of(text_parts.TrainedLoss)},
+        "loss: TrainedLoss has parameters to train (temperature), which no optimizer would",
+    ),
+    "no length and no steps": (
+        {
+            "dataset": Target.of(text_parts.CountingStream, rows=8),
+            "dataloader": Target.of(build_dataloader, shuffle=False),
+        },
+        "training.epochs: 1 is given, but nobody knows the length of streamed data",
+    ),
+    "shuffled stream": (
+        {"dataset": Target.of(text_parts.CountingStream, rows=8)},
+        "dataloader.shuffle: True, but CountingStream has no length",
+    ),
+    "fewer rows than a step": (
+        {"dataset": Target.of(text_parts.CountingDataset, rows=1)},
+        "dataset: it has 1 rows, fewer than training.global_batch_size 2",
+    ),
+    "rows left over": (
+        {
+            "dataset": Target.of(text_parts.CountingDataset, rows=7),
+            "dataloader": Target.of(build_dataloader, drop_last=False),
+        },
+        "dataloader.drop_last: False, but 1 of 7 rows do not fill a step at the end of an epoch",
+    ),
+    "no language model": (
+        {"model_spec": ModelSpec.of_target(Target.of(text_parts.a_linear_layer))},
+        "model_spec: tests.trainer.text_parts.a_linear_layer made a Linear, which is no BaseModel",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_what_cannot_be_built_is_refused(tmp_path: Path, folder: str, name: str) -> None:
+    changes, fault = BUILT[name]
+    config = counting_config(tmp_path, folder, steps=None, epochs=1, global_batch_size=2)
+    config.lr_scheduler.warmup_steps = 0
+    for slot, value in changes.items():
+        setattr(config, slot, TrainerConfig().dataloader if slot == "dataloader" and value is None else value)
+    with pytest.raises(ConfigError) as caught:
+        TextTrainer(config)
+    print(caught.value)
+    assert fault in str(caught.value)
+
+
+def test_an_item_must_be_a_list_of_micro_batches(tmp_path: Path, folder: str) -> None:
+    config = counting_config(tmp_path, folder, steps=1, global_batch_size=2)
+    config.collate_fn = Target.of(text_parts.one_micro_batch)
+    with (
+        TextTrainer(config) as trainer,
+        pytest.raises(RunError, match=r"is a dict; it must be a list of the 2 micro-b"),
+    ):
+        trainer.train()
+
+
+def test_a_loss_of_a_step_without_a_label_must_be_0(tmp_path: Path, folder: str) -> None:
+    class Constant(nn.Module):
+        def forward(self, *, model_output: Any, labels: torch.Tensor) -> torch.Tensor:
+            return model_output.loss + 3.0
+
+    config = counting_config(tmp_path, folder, steps=1, global_batch_size=2)
+    config.loss = Target.of(Constant)
+    config.dataset = Target.of(text_parts.CountingDataset, rows=8)
+    with TextTrainer(config) as trainer:
+        item = next(trainer.dataloader)
+        for batch in item:
+            batch["labels"].fill_(-100)
+        with pytest.raises(RunError, match=r"step 1: the loss is [36].0 though no label of the step is to be trained"):
+            trainer.train_step(iter([item]))

@@ -1,0 +1,121 @@
+"""Parts of a run as users write them, chosen by `_target_` from outside the package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+
+class ScaledModelOutputLoss(torch.nn.Module):
+    """The one that the development guide shows."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(
+        self,
+        *,
+        model_output: Any,
+        labels: torch.Tensor | None,
+    ) -> torch.Tensor:
+        del labels
+        return model_output.loss * self.scale
+
+
+class SGDOptimizer:
+    """The one that the development guide shows."""
+
+    def __init__(self, lr: float, *, model: torch.nn.Module) -> None:
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+    def get_optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizer
+
+
+class ShiftingLoss(nn.Module):
+    """Cross entropy as transformers' own models compute it, from logits and labels that are not shifted."""
+
+    def forward(self, *, model_output: Any, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits, targets = model_output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        return {"cross_entropy": nn.functional.cross_entropy(logits, targets)}
+
+
+class TrainedLoss(nn.Module):
+    """A loss that would have to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+
+def no_loss() -> float:
+    return 1.0
+
+
+def a_tenth_less_each_step(optimizer: torch.optim.Optimizer, train_iters: int) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step if step < train_iters else 0.0)
+
+
+class CountingDataset(torch.utils.data.Dataset):
+    """Row i counts up from i."""
+
+    def __init__(self, rows: int, *, training_config: Any) -> None:
+        self.rows, self.seq_len = rows, training_config.seq_len
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        ids = torch.arange(row, row + self.seq_len)
+        return {"input_ids": ids, "labels": ids}
+
+
+class CountingStream(IterableDataset):
+    """The same rows, without a known number of them: rank r of n takes rows r, r + n, ..."""
+
+    def __init__(self, rows: int, *, training_config: Any, mesh_context: Any) -> None:
+        self.dataset = CountingDataset(rows, training_config=training_config)
+        self.rank, self.ranks = mesh_context.dp_rank, mesh_context.dp_size
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        yield from (self.dataset[row] for row in range(self.rank, self.dataset.rows, self.ranks))
+
+
+class LastTokenCollator:
+    """Trains the last token of each row alone."""
+
+    def __init__(self, num_micro_batch: int) -> None:
+        self.num_micro_batch = num_micro_batch
+
+    def __call__(self, samples: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        ids_BT = torch.stack([sample["input_ids"] for sample in samples])
+        labels_BT = torch.full_like(ids_BT, -100)
+        labels_BT[:, -1] = ids_BT[:, -1]
+        parts = zip(ids_BT.chunk(self.num_micro_batch), labels_BT.chunk(self.num_micro_batch), strict=True)
+        return [{"input_ids": ids, "labels": labels} for ids, labels in parts]
+
+
+def one_micro_batch(num_micro_batch: int) -> Any:
+    """A collate function that does not do what it is asked for."""
+    return lambda samples: {"input_ids": torch.stack([sample["input_ids"] for sample in samples])}
+
+
+def unlike_ranks(mesh_context: Any) -> list[list[dict[str, torch.Tensor]]]:
+    """In the place of a dataset: 5 items on rank 0, 4 on the others."""
+    ids = torch.arange(16)[None]
+    return [[{"input_ids": ids, "labels": ids}]] * (4 + (mesh_context.dp_rank == 0))
+
+
+def as_it_is(dataset: Any) -> Any:
+    """A dataloader that has been built already."""
+    return dataset
+
+
+def a_linear_layer(distributed_setup: Any) -> nn.Module:
+    """No language model."""
+    return nn.Linear(2, 2)
