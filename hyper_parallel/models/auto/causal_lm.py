@@ -13,10 +13,10 @@ from torch import nn
 from hyper_parallel.config.configurable import setting
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig
-from hyper_parallel.models.auto import attention
+from hyper_parallel.models.auto import attention, experts
+from hyper_parallel.models.auto.adapted_modules import adapt_modules
 from hyper_parallel.models.auto.initializers import recorded_initializers
 from hyper_parallel.models.auto.layout import layout_faults, layout_of
-from hyper_parallel.models.auto.replacements import replace_modules
 from hyper_parallel.models.auto.routing import TokensByRow
 from hyper_parallel.models.auto.sharding import sharding_faults, sharding_plan
 from hyper_parallel.models.common.attention import fullgraph_faults
@@ -86,6 +86,7 @@ class AutoCausalLM(BaseModel):
             from transformers import AutoModelForCausalLM
 
             attention.register()
+            experts.register()
             config = self.hf_config()
             with torch.device("meta"):
                 try:
@@ -93,6 +94,7 @@ class AutoCausalLM(BaseModel):
                         config,
                         dtype=torch.get_default_dtype(),
                         attn_implementation=attention.NAME,
+                        experts_implementation=experts.NAME,
                     )
                 except ValueError as error:  # no such class, or none whose attention can be chosen
                     fact = f"transformers makes no causal model of it: {' '.join(str(error).split())[:200]}"
@@ -116,7 +118,7 @@ class AutoCausalLM(BaseModel):
             raise_faults([*layout_faults(model, layout), *self._row_faults(seq_len)])
             if max(parallelism.tp, parallelism.cp, parallelism.ep) == 1:
                 return
-            replace_modules(model)
+            adapt_modules(model)
             raise_faults(sharding_faults(model, layout, parallelism, seq_len))
             self.sharding = sharding_plan(model, layout, parallelism)
 
@@ -138,7 +140,7 @@ class AutoCausalLM(BaseModel):
             for name, parameter in model.named_parameters()
             if id(parameter) in initializers
         }
-        replace_modules(model)
+        adapt_modules(model)
         hf_config = model.config
         self.vocab_size, self.max_seq_len = hf_config.vocab_size, hf_config.max_position_embeddings
         self.balance_coefficient: float = getattr(hf_config, "router_aux_loss_coef", 0.0) if layout.routers else 0.0
@@ -159,7 +161,9 @@ class AutoCausalLM(BaseModel):
         self.loss_output = Output.Config().build()
         self._stats: dict[int, RouterStats] = {}
         for layer, name in enumerate(layout.routers):
-            self.get_submodule(name).register_forward_hook(partial(self._note_routing, layer))
+            router = self.get_submodule(name)
+            router.parameter_roles = {"weight": "router"}
+            router.register_forward_hook(partial(self._note_routing, layer))
 
     def verify_module_protocol(self) -> None:
         """

@@ -1,49 +1,61 @@
-"""Stacked experts, in the place of transformers' own."""
+"""The experts that transformers' models call here: ours, on their matrices."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hyper_parallel.models.common.expert_parallel import dispatched_experts
-from hyper_parallel.models.common.moe import Experts
+from hyper_parallel.models.common.moe import weighted_experts
+
+NAME = "hyper_parallel"
+"""Under which transformers finds them: a model's `_experts_implementation`."""
 
 
-class StackedExperts(Experts):
-    """Our experts, called as layers of transformers call theirs. Gate and up matrices lie [E, 2, I, C], the numbers of
-    a checkpoint in their order."""
+def register() -> None:
+    """Makes the experts known to transformers."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    def __init__(self, config: Experts.Config) -> None:
-        super().__init__(config)
-        self.num_experts = config.num_experts
-
-    def forward(  # type: ignore[override] # the caller is transformers' layer
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
-        """Weighted sum over each token's experts, [N, C].
-
-        Args:
-            hidden_states: [N, C].
-            top_k_index: [N, K] experts of each token.
-            top_k_weights: [N, K] their weights.
-        """
-        weights_NK = top_k_weights.to(hidden_states.dtype)
-        return Experts.forward(self, hidden_states, weights_NK, top_k_index, self.rows_of_each(top_k_index))
-
-    def rows_of_each(self, experts_NK: torch.Tensor) -> torch.Tensor:
-        """int64 [E]: how often each of all experts was chosen."""
-        chosen_A = experts_NK.flatten()
-        rows_E = torch.zeros(self.num_experts, dtype=torch.int64, device=chosen_A.device)
-        return rows_E.scatter_add(0, chosen_A, torch.ones_like(chosen_A))
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
 
 
-def dispatched_stacked_experts(
-    module: StackedExperts,
+def experts(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Weighted sum over each token's experts, as transformers calls it.
+
+    Args:
+        module: owns `gate_up_proj` [E, 2, I, C], gate before up, and `down_proj` [E, C, I].
+        hidden_states: [N, C].
+        top_k_index: [N, K] experts of each token.
+        top_k_weights: [N, K] their weights.
+
+    Returns:
+        [N, C].
+    """
+    gate_up_EIC, down_ECI = module.gate_up_proj.flatten(1, 2), module.down_proj
+    weights_NK, rows_E = top_k_weights.to(hidden_states.dtype), _rows_of_each(top_k_index, len(down_ECI))
+    return weighted_experts(hidden_states, weights_NK, top_k_index, rows_E, gate_up_EIC, down_ECI)
+
+
+def dispatched(
+    module: Any,
     group: dist.ProcessGroup,
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
+    *,
+    num_experts: int,
 ) -> torch.Tensor:
-    """`StackedExperts.forward` where each rank of `group` has some of the experts."""
-    weights_NK = top_k_weights.to(hidden_states.dtype)
-    return dispatched_experts(module, group, hidden_states, weights_NK, top_k_index, module.rows_of_each(top_k_index))
+    """The same where each rank of `group` has some of the `num_experts`."""
+    weights_NK, rows_E = top_k_weights.to(hidden_states.dtype), _rows_of_each(top_k_index, num_experts)
+    return dispatched_experts(module, group, hidden_states, weights_NK, top_k_index, rows_E)
+
+
+def _rows_of_each(experts_NK: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """int64 [E]: how often each expert was chosen."""
+    chosen_A = experts_NK.flatten()
+    rows_E = torch.zeros(num_experts, dtype=torch.int64, device=chosen_A.device)
+    return rows_E.scatter_add(0, chosen_A, torch.ones_like(chosen_A))

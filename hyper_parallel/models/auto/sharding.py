@@ -9,15 +9,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from hyper_parallel.config.errors import Fault
 from hyper_parallel.config.sections import ParallelismConfig
-from hyper_parallel.models.auto.conv1d import Conv1D, row_parallel_conv1d
-from hyper_parallel.models.auto.experts import StackedExperts, dispatched_stacked_experts
-from hyper_parallel.models.auto.layout import Layout, is_attention, is_norm, is_router
+from hyper_parallel.models.auto.conv1d import row_parallel_conv1d
+from hyper_parallel.models.auto.experts import dispatched
+from hyper_parallel.models.auto.layout import (
+    Layout,
+    is_attention,
+    is_conv1d,
+    is_norm,
+    is_router,
+    is_stacked_experts,
+)
 from hyper_parallel.models.auto.routing import tokens_of_ranks_by_row
 from hyper_parallel.models.common.attention import HeadAttention
 from hyper_parallel.models.common.context_parallel.plan import context_parallel_faults, with_context_parallel
@@ -39,6 +47,7 @@ from hyper_parallel.models.common.decoder_sharding import (
     stream,
     whole,
 )
+from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.sharding import LocalMap, ShardingConfig, ShardingPlan
 
 COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "c_attn", "gate_proj", "up_proj", "c_fc", "fc1"})
@@ -51,8 +60,8 @@ def sharding_plan(model: nn.Module, layout: Layout, parallelism: ParallelismConf
     """The plan over the axes tp, ep and cp, with one entry a module.
 
     Args:
-        model: a PreTrainedModel for causal language modelling, with our modules in their places
-            (`replacements.replace_modules`). `sharding_faults` tells what of it has no entry.
+        model: a PreTrainedModel for causal language modelling, after `adapt_modules`. `sharding_faults` tells what of
+            it has no entry.
         layout: that of `model`.
     """
     embedding, place = model.get_submodule(layout.embedding), stream(parallelism)
@@ -63,6 +72,8 @@ def sharding_plan(model: nn.Module, layout: Layout, parallelism: ParallelismConf
         vocab_size=model.config.vocab_size,
         padding_id=getattr(embedding, "padding_idx", None),
     )
+    if type(embedding) is not nn.Embedding:  # it may do more than look up
+        del plan[layout.embedding]
     for name, module in model.get_submodule(layout.base).named_children():
         name = f"{layout.base}.{name}"
         if is_norm(module):
@@ -107,7 +118,7 @@ def sharding_faults(
         sizes = _sizes(model, plan)
         yield from size_faults(sizes, parallelism, seq_len or parallelism.tp, vocab_size=vocab_size)
     if parallelism.ep > 1:
-        counts = {module.num_experts for module in model.modules() if isinstance(module, StackedExperts)}
+        counts = {len(module.down_proj) for module in model.modules() if is_stacked_experts(module)}
         yield from expert_count_faults(counts, parallelism.ep)
     if parallelism.cp > 1:
         rows = seq_len or model.config.max_position_embeddings
@@ -121,7 +132,7 @@ def _sizes(model: nn.Module, plan: ShardingPlan) -> dict[str, int]:
     sizes = {"num_attention_heads": heads, "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads}
     for name, module in model.named_modules():
         parent, _, leaf = name.rpartition(".")
-        if isinstance(module, StackedExperts):
+        if is_stacked_experts(module):
             sizes["moe_intermediate_size"] = module.down_proj.shape[-1]
         elif name in plan and leaf in ROWS and not is_attention(model.get_submodule(parent)):
             inner = _features(module)[0]
@@ -140,15 +151,15 @@ def _layer_plan(module: nn.Module, parallelism: ParallelismConfig) -> ShardingPl
         return _attention_plan(module, parallelism)
     children = dict(module.named_children())
     routers = [name for name, child in children.items() if is_router(child)]
-    stacks = [name for name, child in children.items() if isinstance(child, StackedExperts)]
+    stacks = [name for name, child in children.items() if is_stacked_experts(child)]
     if len(routers) == len(stacks) == 1 and len(children) == 2:
         place = split(0) if parallelism.sequence_parallel else whole()  # of tokens in one dim
         spread = experts(place, "hidden_states", "top_k_weights")
-        assert spread.local_map is not None
+        forward = partial(dispatched, num_experts=len(children[stacks[0]].down_proj))
         return {
             "": moe_layer(_argument(module), parallelism),
             routers[0]: router(place, _argument(children[routers[0]])),
-            stacks[0]: replace(spread, local_map=replace(spread.local_map, forward=dispatched_stacked_experts)),
+            stacks[0]: replace(spread, local_map=LocalMap(forward=forward, axis=MeshAxisName.EP)),
         }
     return _with_matrices(split_layer(_argument(module), parallelism), module)
 
@@ -173,7 +184,7 @@ def _attention_plan(module: nn.Module, parallelism: ParallelismConfig) -> Shardi
 
 def _with_matrices(own: ShardingConfig, module: nn.Module) -> ShardingPlan:
     """A layer of matrices to the features that ranks share, and one back. Empty: it is none."""
-    matrices = {n: child for n, child in module.named_children() if isinstance(child, (nn.Linear, Conv1D))}
+    matrices = {n: child for n, child in module.named_children() if isinstance(child, nn.Linear) or is_conv1d(child)}
     columns = {name: child for name, child in matrices.items() if name in COLUMNS}
     rows = {name: child for name, child in matrices.items() if name in ROWS}
     if not columns or len(rows) != 1 or len(columns) + 1 != len(matrices):
@@ -185,12 +196,12 @@ def _with_matrices(own: ShardingConfig, module: nn.Module) -> ShardingPlan:
     plan = {"": own, row_name: row_linear(bias=_has_bias(row), argument=_argument(row))}
     plan |= {n: column_linear(bias=_has_bias(child), argument=_argument(child)) for n, child in columns.items()}
     for name, child in matrices.items():
-        if isinstance(child, Conv1D):
+        if is_conv1d(child):
             plan[name] = _of_conv1d(plan[name], child, is_row=name == row_name)
     return plan
 
 
-def _of_conv1d(linear: ShardingConfig, module: Conv1D, *, is_row: bool) -> ShardingConfig:
+def _of_conv1d(linear: ShardingConfig, module: nn.Module, *, is_row: bool) -> ShardingConfig:
     """The plan of a Linear, for a matrix that is stored the other way round."""
     if is_row:
         states = {"weight": split(ROW), "bias": whole()}
@@ -202,7 +213,7 @@ def _of_conv1d(linear: ShardingConfig, module: Conv1D, *, is_row: bool) -> Shard
 def _features(matrix: Any) -> tuple[int, int]:
     """Of the input and of one map's output."""
     shape = matrix.weight.shape
-    return (shape[0], shape[-1]) if isinstance(matrix, Conv1D) else (shape[1], shape[0])
+    return (shape[0], shape[-1]) if is_conv1d(matrix) else (shape[1], shape[0])
 
 
 def _argument(module: nn.Module) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hyper_parallel.config.errors import ConfigError
-from hyper_parallel.models.auto.conv1d import Conv1D
-from hyper_parallel.models.auto.layout import layout_of
-from hyper_parallel.models.auto.replacements import replace_modules
+from hyper_parallel.models.auto.adapted_modules import adapt_modules
+from hyper_parallel.models.auto.layout import is_conv1d, layout_of
 from hyper_parallel.models.common.hf_config import read_json
 from hyper_parallel.protocols.state_dict_adapter import HFBlock, StateDictAdapter
 
@@ -31,9 +30,9 @@ class AutoStateDictAdapter(StateDictAdapter):
         self._architecture, self._prefix = type(model).__name__, f"{layout.base}."
         is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         self._copies = {f"{layout.head}.weight": f"{layout.embedding}.weight"} if is_tied else {}
-        replace_modules(model)
-        maps = {name: module.config.maps for name, module in model.named_modules() if isinstance(module, Conv1D)}
-        self._side_by_side = {name for name, count in maps.items() if count > 1}
+        adapt_modules(model)
+        maps = {name: module for name, module in model.named_modules() if is_conv1d(module)}
+        self._side_by_side = {name for name, module in maps.items() if module.weight.dim() > 2}
 
     def hf_blocks(self, name: str, shape: Sequence[int]) -> list[HFBlock]:
         if name.rpartition(".")[0] in self._side_by_side:

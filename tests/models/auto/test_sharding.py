@@ -137,6 +137,18 @@ def test_sizes_that_do_not_fit_are_refused(
             ),
             "module model.layers.0.self_attn.qkv_proj (Linear) has no place in a parallel plan for its weight",
         ),
+        (
+            transformers.GemmaConfig(
+                vocab_size=64,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+            ),
+            "module model.embed_tokens (GemmaTextScaledWordEmbedding) has no place in a parallel plan for its weight",
+        ),
     ],
 )
 def test_a_block_that_is_not_understood_is_refused_with_the_module(config: Any, module: str) -> None:
