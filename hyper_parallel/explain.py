@@ -58,6 +58,7 @@ def explanation(config: TrainerConfig, world_size: int) -> str:
     stages: list[Row] = []
     units: Counter[Row] = Counter()
     parameters: Counter[Row] = Counter()
+    replaced: Counter[Row] = Counter()
     traffic: list[Row] = []
     copied: tuple[str, ...] = ()
     pp = config.parallelism.pp
@@ -72,10 +73,17 @@ def explanation(config: TrainerConfig, world_size: int) -> str:
             stages[:0] = _stage_rows(run, rank)
             units.update(_unit_rows(run))
             parameters.update(_parameter_rows(run))
+            if pp_rank == pp - 1:  # the whole model is constructed on each
+                replaced.update((_pattern(name), *kinds) for name, kinds in run.model.replaced_modules.items())
             traffic[:0] = _traffic_rows(run.step(), rank)
     sections = [
         _table(f"Mesh of {world_size} rank(s)", ("axis", "size", "ranks"), mesh),
         _table("Stages", ("rank", "stage", "modules"), stages if pp > 1 else []),
+        _table(
+            "Replaced modules",
+            ("module", "number", "was", "is"),
+            [(name, number, *kinds) for (name, *kinds), number in _in_order(replaced)],
+        ),
         _table(
             "Parameters",
             ("name", "number", "shape", "on rank 0" if pp == 1 else "on the first rank of its stage", "placement"),

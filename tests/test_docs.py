@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,19 @@ from hyper_parallel.components.tokenizer import HuggingFaceTokenizer
 from hyper_parallel.config import manager, resolver
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.plain_sections import fill_targets
-from hyper_parallel.config.schema import slot_table
+from hyper_parallel.config.schema import field_slot, slot_table
 from hyper_parallel.config.target import Target
 from hyper_parallel.data_tools.__main__ import main as data_tools_main
 from hyper_parallel.models.auto.auto_model import BuildPretrained
+from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.models.auto.folders import save, tiny_model
-from tests.trainer.runs import tiny_config, train
+from tests.trainer.runs import metrics, tiny_config, train
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS = (ROOT / "docs" / "components.md").read_text()
 DATA = (ROOT / "docs" / "data.md").read_text()
+EXTENDING = (ROOT / "docs" / "extending.md").read_text()
 MEMORY = (ROOT / "docs" / "memory.md").read_text()
 TRANSFORMERS = (ROOT / "docs" / "transformers.md").read_text()
 YAML = (ROOT / "docs" / "yaml.md").read_text()
@@ -100,6 +104,41 @@ def test_models_of_transformers_as_documented(tmp_path: Path) -> None:
     exec(snippets(TRANSFORMERS)[0], names)
     expected = theirs.float()(input_ids=names["input_ids_BT"]).logits
     torch.testing.assert_close(names["logits_BTV"], expected, rtol=0, atol=1e-4)
+
+
+def test_parts_of_ones_own_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All four ways, in one run: the page's modules, components and trainer, and a flag."""
+    monkeypatch.chdir(tmp_path)
+    modules, parts, trainer, script = snippets(EXTENDING)
+    overrides, run = snippets(EXTENDING, "yaml")
+    Path("my_project").mkdir()
+    Path("my_project/modules.py").write_text(modules)
+    Path("my_project/parts.py").write_text(parts)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = save(tiny_model("qwen3_moe", vocab_size=4096), tmp_path / "model")
+    Path("run.yaml").write_text((overrides + run).replace("FOLDER", folder))
+    monkeypatch.setattr(sys, "argv", ["script.py", "run.yaml", "--training.train_iters=3", "--optimizer.lr=2e-2"])
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(trainer, names)
+    exec(script, names)
+    done = names["trainer"]
+    assert {kinds[1] for kinds in done.model_parts[0].replaced_modules.values()} == {"MyNorm"}
+    lines = metrics("outputs")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["lr"] for line in lines] == pytest.approx([2e-2, 1.4e-2, 0.8e-2])
+    assert lines[0]["loss"] == pytest.approx(0.5 * math.log(4096), abs=0.4)
+
+
+def test_runtime_arguments_are_those_documented() -> None:
+    """All that a page says the trainer supplies is in the slot of that name."""
+    table = re.findall(r"^\| `(\w+)` \| (.*?) \|", EXTENDING, re.MULTILINE)
+    assert len(table) == 9
+    fields = {f.name: f for f in dataclasses.fields(TrainerConfig)} | {
+        "loss_fn": next(f for f in dataclasses.fields(TrainerConfig) if f.name == "loss"),
+        "model": next(f for f in dataclasses.fields(ModelSpec) if f.name == "target"),
+    }
+    for name, told in table:
+        assert set(re.findall(r"`(\w+)`", told)) <= set(field_slot(fields[name]).runtime), name
 
 
 def test_yaml_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

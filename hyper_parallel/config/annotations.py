@@ -58,6 +58,14 @@ def holds_targets(annotation: Any) -> bool:
     return typing.get_origin(annotation) in (list, tuple) and is_target(typing.get_args(annotation)[0])
 
 
+def holds_nodes(annotation: Any) -> bool:
+    """Whether a field of this annotation holds a list of sections of plain data."""
+    if typing.get_origin(annotation) not in (list, tuple):
+        return False
+    item = typing.get_args(annotation)[0]
+    return is_node(item) and not is_target(item)
+
+
 def is_node(annotation: Any) -> bool:
     """Whether a field of this annotation holds a Config or a section itself."""
     if typing.get_origin(annotation) in (Union, types.UnionType):

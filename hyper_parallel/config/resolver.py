@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from hyper_parallel.config.annotations import holds_targets, is_node, is_target, members, resolved
+from hyper_parallel.config.annotations import holds_nodes, holds_targets, is_node, is_target, members, resolved
 from hyper_parallel.config.configurable import ConfigNode, Configurable, join, parts, plain, target_path
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
 from hyper_parallel.config.imports import import_object
@@ -253,6 +253,8 @@ class _Resolution:
         left_out = value is None and is_optional(annotation)
         if (is_target(annotation) and not left_out) or (is_node(annotation) and _has_target(value)):
             return self._node(value, annotation, path, canonical)
+        if holds_nodes(annotation) and isinstance(value, (list, tuple)):
+            return coerce(self._sections(value, annotation, path, canonical), annotation, path)
         if holds_targets(annotation):
             if not isinstance(value, (list, tuple)):
                 fact = f"expected a list of groups with a {TARGET}, got {shown(value)}"
@@ -264,6 +266,23 @@ class _Resolution:
             for where in _targets_inside(value, path)
         )  # fmt: skip
         return coerce(value, annotation, path)
+
+    def _sections(self, values: Sequence[Any], annotation: Any, path: str, canonical: str) -> list[Any]:
+        """Groups of plain data, whose own fields may hold targets."""
+        cls = next(members(annotation))
+        nodes: list[Any] = []
+        faults: list[Fault] = []
+        for i, value in enumerate(values):
+            where = join(path, str(i))
+            if not isinstance(value, Mapping):
+                faults.append(Fault(where, f"expected a group, got {shown(value)}", f"give a {cls.__qualname__}"))
+                continue
+            try:
+                nodes.append(self._config(cls, {str(k): v for k, v in value.items()}, where, join(canonical, str(i))))
+            except ConfigError as error:
+                faults.extend(error.faults)
+        raise_faults(faults)
+        return nodes
 
     def _nodes(self, values: Sequence[Any], annotation: Any, path: str, canonical: str) -> list[Any]:
         item = next(members(annotation))
@@ -403,12 +422,12 @@ def _product_faults(target: Any, makes: Any, annotation: Any, path: str) -> Iter
     name = getattr(target, "__qualname__", repr(target))
     wanted = next(members(annotation))
     if is_node(wanted):
-        if hasattr(wanted, "of_target") and not is_node(makes):
-            if makes in _SCALARS and makes is not None:
-                yield Fault(path, f"{name} makes {_article(makes)}, not {_article(wanted)}", _remedy_for(wanted))
-        elif makes is None and not isinstance(target, type):
+        if makes is None and not isinstance(target, type):
             fact = f"nothing says what {name} returns"
             yield Fault(path, fact, f"annotate it with -> {wanted.__qualname__}")
+        elif hasattr(wanted, "of_target") and not is_node(makes):
+            if makes in _SCALARS:
+                yield Fault(path, f"{name} makes {_article(makes)}, not {_article(wanted)}", _remedy_for(wanted))
         elif not (isinstance(makes, type) and issubclass(makes, wanted)):
             verb = "is" if isinstance(target, type) and issubclass(target, ConfigNode) else "makes"
             yield Fault(path, f"{name} {verb} {_article(makes)}, not {_article(wanted)}", _remedy_for(wanted))

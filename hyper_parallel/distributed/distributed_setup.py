@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.distributed.parallel_dims import ParallelDims
+from hyper_parallel.protocols.plan_override import PlanOverride
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,3 +17,5 @@ class DistributedSetup:
     """Sizes of the axes, with the meshes built."""
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     """How parameters are stored and gathered."""
+    plan_overrides: tuple[PlanOverride, ...] = ()
+    """What is changed in the model before it is sharded."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +14,10 @@ from torch import nn
 from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
+from hyper_parallel.protocols.module_replacement import ReplacementContext, replace_modules
+
+if TYPE_CHECKING:
+    from hyper_parallel.protocols.plan_override import PlanOverride
 
 LossFn = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
 """`loss_fn(hidden_BTD, lm_head, labels_BT)` -> sum over valid tokens; `lm_head` is a callable with a `.weight`."""
@@ -57,6 +62,9 @@ class BaseModel(Module):
     """Of a part of a model: names of parameters that it holds a copy of. The first part owns them, and both get the
     sum of their gradients."""
 
+    replaced_modules: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    """By name, the class of each module that plan_overrides have replaced, and the one that it has now."""
+
     @abstractmethod
     def forward(
         self,
@@ -87,6 +95,15 @@ class BaseModel(Module):
         batch of `rows` x `tokens` computed in `dtype`; those that a gradient comes back for require it. Only models
         with a `pipelining_fn` are asked."""
         raise NotImplementedError(f"{type(self).__name__} is not made to be taken apart")
+
+    def replace_modules(self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig) -> None:
+        """Puts what `overrides` make in the place of modules, before parameters are sharded.
+
+        Raises:
+            ConfigError: see `module_replacement.replace_modules`.
+        """
+        degrees = {name: getattr(parallelism, name) for name in ("tp", "cp", "ep", "pp")}
+        self.replaced_modules = replace_modules(self, overrides, ReplacementContext(**degrees))
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:

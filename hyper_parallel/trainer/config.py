@@ -35,6 +35,7 @@ from hyper_parallel.distributed.activation_checkpoint import activation_checkpoi
 from hyper_parallel.distributed.capabilities import capability_faults
 from hyper_parallel.distributed.topology import Degrees, given_degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
+from hyper_parallel.protocols.plan_override import PlanOverride
 from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
 from hyper_parallel.trainer.pipeline_faults import pipeline_faults
 
@@ -100,6 +101,8 @@ class TrainerConfig(Configurable.Config):
         Validator.Config, runtime="model_parts evaluate loader_arguments dp_group loss_group training_steps"
     )
     """Loss on held-out data."""
+    plan_overrides: tuple[PlanOverride, ...] = setting((), aliases=("plan_overhead",))
+    """What is changed in the model, module by module, before it is sharded."""
     callbacks: tuple[Buildable[Callback], ...] = slot(tuple, runtime="trainer")
     """Observers of the run, told of each moment in this order, after those that every run has."""
 
@@ -187,6 +190,10 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         )
         yield Fault("model_spec", "no model is chosen", remedy)
         return
+    if spec.build_model_fn is not None and config.plan_overrides:
+        fact = f"given, but {spec.name} is built by its build_model_fn, which is told of none"
+        remedy = "name HyperAutoModelForCausalLM.from_pretrained as the _target_ of the model"
+        yield Fault("plan_overrides", fact, remedy)
     if spec.builds_whole and spec.pipelining_fn is not None and config.parallelism.pp > 1:
         fact = f"{config.parallelism.pp}, but {spec.name} has a build_model_fn, which builds whole models"
         yield Fault("parallelism.pp", fact, "set 1, or leave build_model_fn None")

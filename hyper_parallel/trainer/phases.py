@@ -323,7 +323,9 @@ def build_model(
 
 def distributed_setup(config: TrainerConfig, parallel_dims: ParallelDims) -> DistributedSetup:
     """What a model and a loss are told of the ranks."""
-    return DistributedSetup(parallel_dims=parallel_dims, parallelism=config.parallelism)
+    return DistributedSetup(
+        parallel_dims=parallel_dims, parallelism=config.parallelism, plan_overrides=config.plan_overrides
+    )
 
 
 def _built_whole(
@@ -359,7 +361,9 @@ def _tell_units(model_parts: list[BaseModel], parallel_dims: ParallelDims) -> No
 
 def construct_model(config: TrainerConfig, model_config: BaseModel.Config) -> BaseModel:
     """Step 5: the whole model in `training.dtype` on the meta device: shapes without memory."""
-    return construction.construct_on_meta(model_config, getattr(torch, config.training.dtype))
+    model = construction.construct_on_meta(model_config, getattr(torch, config.training.dtype))
+    model.replace_modules(config.plan_overrides, config.parallelism)
+    return model
 
 
 def parallelize(config: TrainerConfig, model: BaseModel, parallel_dims: ParallelDims) -> list[BaseModel]:

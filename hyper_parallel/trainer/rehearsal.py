@@ -67,8 +67,8 @@ class Rehearsal(BaseTrainer):
                 "the model's spec has no model Config: its build_model_fn alone knows what it builds"
             )
         self.model_config = model_config
-        model = phases.construct_model(config, self.model_config)
-        self.model_parts = phases.parallelize(config, model, self.parallel_dims)
+        self.model = phases.construct_model(config, self.model_config)
+        self.model_parts = phases.parallelize(config, self.model, self.parallel_dims)
         self.finite_guard = None
         self.callbacks = CallbackHandler([])
         idle = SimpleNamespace(finish=dict, take_figures=dict, wait_copied=dict)  # a step saves nothing

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
+from hyper_parallel import explain
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import (
     MakeMicroBatchCollator,
@@ -20,6 +23,7 @@ from hyper_parallel.components.data import (
 from hyper_parallel.components.module_loss import ModelOutputLoss, ModuleLoss
 from hyper_parallel.config.errors import ConfigError, RunError
 from hyper_parallel.config.manager import parse_training_args
+from hyper_parallel.config.resolver import resolve_root, to_yaml
 from hyper_parallel.config.target import Target
 from hyper_parallel.models import qwen3_moe
 from hyper_parallel.models.auto import HyperAutoModelForCausalLM
@@ -244,6 +248,66 @@ def test_a_chunked_loss_never_has_all_logits(tmp_path: Path, folder: str, monkey
         ChunkedCausalLMLoss(chunk_size=0, ignore_index=0)
 
 
+FACTORY = "hyper_parallel.models.qwen3_moe.adapter.replacements.replace_rms_norm"
+OVERRIDES = """
+plan_overrides:
+  - match: ["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"]
+    module_type: transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeRMSNorm
+    exact_type: true
+    replace_module: {_target_: hyper_parallel.models.qwen3_moe.adapter.replacements.replace_rms_norm}
+  - match: "model.layers.*.self_attn"
+    module_type: transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeAttention
+    replace_module: {_target_: hyper_parallel.models.qwen3_moe.adapter.replacements.replace_attention}
+  - match: "model.layers.*.mlp.experts"
+    module_type: transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts
+    replace_module: {_target_: hyper_parallel.models.qwen3_moe.adapter.replacements.replace_experts}
+  - match: "model.layers.*.self_attn.o_proj"
+    when: cp
+    module_type: torch.nn.Linear
+    replace_module: {_target_: hyper_parallel.models.qwen3_moe.adapter.replacements.replace_rms_norm}
+"""
+
+
+def test_replaced_modules_train_alike(
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text((YAML + OVERRIDES).replace("FOLDER", folder))
+    parsed = parse_training_args(["run.yaml"])
+    assert resolve_root(yaml.safe_load(to_yaml(parsed))) == parsed
+    own, other = (text_config(tmp_path / name, folder, steps=5) for name in ("own", "other"))
+    other.plan_overrides = parsed.plan_overrides
+    with TextTrainer(other) as trainer:
+        names = trainer.model_parts[0].replaced_modules
+        with widened(trainer.model_parts[0]):
+            trainer.train()
+    assert len(names) == 7 + 3 + 2  # of three layers one is without experts
+    assert names["model.layers.2.mlp.experts"] == ("Qwen3MoeExperts", "GroupedExperts")
+    differences = worst(train(own), metrics(other.dump_folder))
+    assert max(differences.values()) <= TOLERANCE, differences
+
+    assert explain.main(["run.yaml", "--world_size", "1"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"model\.layers\.\*\.mlp\.experts +2 +Qwen3MoeExperts +GroupedExperts\n", told)
+    assert re.search(r"model\.layers\.\*\.self_attn +3 +Qwen3MoeAttention +GroupedQueryAttention\n", told)
+
+
+def test_rules_that_change_nothing_are_refused(
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (YAML + OVERRIDES).replace("FOLDER", folder)
+    told = refusal(capsys, text.replace(FACTORY, "tests.trainer.text_parts.undecorated"))
+    assert "plan_overrides.0.replace_module: tests.trainer.text_parts.undecorated is not decorated with @mod" in told
+    told = refusal(capsys, text.replace("exact_type", "exct_type"))
+    assert "plan_overrides.0.exct_type: PlanOverride has no field 'exct_type'" in told
+    Path("run.yaml").write_text(text.replace('"model.layers.*.self_attn"', '"model.layer.*.self_attn"'))
+    with pytest.raises(
+        ConfigError, match=r"plan_overrides.1.match: \[HP-REPLACE-001\] .*; near: model.layers.\*.self_attn"
+    ):
+        TextTrainer(parse_training_args(["run.yaml"]))
+
+
 def test_an_epoch_has_each_row_once_and_another_order(tmp_path: Path, folder: str) -> None:
     """Stopped exactly at the edge of an epoch and resumed, a run takes the rows of the straight one."""
     config = counting_config(tmp_path / "straight", folder, steps=None, epochs=2, global_batch_size=2)
@@ -337,10 +401,10 @@ def test_parts_of_ones_own_from_a_yaml_file(tmp_path: Path, folder: str, monkeyp
     assert lines[0]["loss"] == pytest.approx(0.5 * torch.log(torch.tensor(4096.0)).item(), abs=0.5)
 
 
-def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, *flags: str) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], text: str) -> str:
     Path("run.yaml").write_text(text)
     with pytest.raises(SystemExit) as caught:
-        parse_training_args(["run.yaml", *flags])
+        parse_training_args(["run.yaml"])
     assert caught.value.code == 2
     return capsys.readouterr().err
 
@@ -413,7 +477,7 @@ def test_what_cannot_be_trained_is_refused_when_the_file_is_read(
     monkeypatch.chdir(tmp_path)
     old, new, fault = REFUSED[name]
     assert YAML.count(old) == 1
-    told = refusal(monkeypatch, capsys, YAML.replace(old, new).replace("FOLDER", folder))
+    told = refusal(capsys, YAML.replace(old, new).replace("FOLDER", folder))
     print(told)
     assert fault in told
     assert not Path("outputs").exists()

@@ -119,3 +119,8 @@ def as_it_is(dataset: Any) -> Any:
 def a_linear_layer(distributed_setup: Any) -> nn.Module:
     """No language model."""
     return nn.Linear(2, 2)
+
+
+def undecorated(module: nn.Module, module_fqn: str, context: Any) -> nn.Module:
+    """No factory of replacements, since it does not say that it is one."""
+    return module
