@@ -110,13 +110,14 @@ def test_parts_of_ones_own_as_documented(tmp_path: Path, monkeypatch: pytest.Mon
     """All four ways, in one run: the page's modules, components and trainer, and a flag."""
     monkeypatch.chdir(tmp_path)
     modules, parts, trainer, script = snippets(EXTENDING)
-    overrides, run = snippets(EXTENDING, "yaml")
+    overrides, boundary, run = snippets(EXTENDING, "yaml")
     Path("my_project").mkdir()
     Path("my_project/modules.py").write_text(modules)
     Path("my_project/parts.py").write_text(parts)
     monkeypatch.syspath_prepend(tmp_path)
     folder = save(tiny_model("qwen3_moe", vocab_size=4096), tmp_path / "model")
-    Path("run.yaml").write_text((overrides + run).replace("FOLDER", folder))
+    rules = overrides + boundary.removeprefix("plan_overrides:\n")
+    Path("run.yaml").write_text((rules + run).replace("FOLDER", folder))
     monkeypatch.setattr(sys, "argv", ["script.py", "run.yaml", "--training.train_iters=3", "--optimizer.lr=2e-2"])
     names: dict[str, Any] = {"__name__": __name__}
     exec(trainer, names)

@@ -15,6 +15,7 @@ from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
 from hyper_parallel.protocols.module_replacement import ReplacementContext, replace_modules
+from hyper_parallel.protocols.plan_merge import merged_plan
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -96,14 +97,18 @@ class BaseModel(Module):
         with a `pipelining_fn` are asked."""
         raise NotImplementedError(f"{type(self).__name__} is not made to be taken apart")
 
-    def replace_modules(self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig) -> None:
-        """Puts what `overrides` make in the place of modules, before parameters are sharded.
+    def apply_overrides(self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig) -> None:
+        """Puts what `overrides` make in the place of modules, and what they write of boundaries into the plan; before
+        parameters are sharded.
 
         Raises:
-            ConfigError: see `module_replacement.replace_modules`.
+            ConfigError: see `module_replacement.replace_modules` and `plan_merge.merged_plan`.
         """
         degrees = {name: getattr(parallelism, name) for name in ("tp", "cp", "ep", "pp")}
         self.replaced_modules = replace_modules(self, overrides, ReplacementContext(**degrees))
+        assert isinstance(self.config, Module.Config)
+        names = [name for name, _ in self.named_modules()]
+        self.config.sharding = merged_plan(names, self.config.sharding, overrides, degrees)
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:

@@ -130,7 +130,7 @@ class Module(PlannedModule, Configurable):
         return self.config.sharding
 
     def _plans(self) -> list[tuple[str, nn.Module, ShardingConfig | None]]:
-        return [(name, module, _plan_of(name, self._sharding())) for name, module in self.named_modules()]
+        return [(name, module, plan_of(name, self._sharding())) for name, module in self.named_modules()]
 
     def _has(self, pattern: str) -> bool:
         return any(_matches(pattern, name) for name, _ in self.named_modules())
@@ -160,7 +160,8 @@ def _parallelize_matrices(
             bind_boundary(module, name, own, MeshAxisName.TP, tp_mesh, "production" if is_below_local else mode)
 
 
-def _plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
+def plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
+    """The entry of `plan` for the module `name`: the first that fits. None: it has none."""
     for pattern, own in plan.items():
         if _matches(pattern, name):
             return own

@@ -115,6 +115,8 @@ def _chosen(
     found: list[tuple[str, tuple[str, PlanOverride]]] = []
     for i, override in enumerate(overrides):
         path = f"plan_overrides.{i}"
+        if override.replace_module is None:
+            continue
         if override.when is not None and getattr(context, override.when) == 1:
             logger.info("%s is left out: the run has no %s", path, override.when)
             continue
@@ -122,7 +124,7 @@ def _chosen(
         for pattern in override.patterns():
             names = [name for name in modules if fnmatchcase(name, pattern)]
             if not names:
-                near = ", ".join(_near(pattern, modules)) or "none"
+                near = ", ".join(near_names(pattern, modules)) or "none"
                 faults.append(_fault(f"{path}.match", 1, f"{pattern!r} names no module of the model", f"near: {near}"))
             for name in names:
                 module = modules[name]
@@ -193,7 +195,7 @@ def _takes_any(module: nn.Module) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(module.forward).parameters.values())
 
 
-def _near(pattern: str, names: Iterable[str]) -> list[str]:
+def near_names(pattern: str, names: Iterable[str]) -> list[str]:
     """Names that the pattern may have been meant for, layers alike told once."""
     alike = dict.fromkeys(".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names)
     return get_close_matches(pattern, alike, n=3, cutoff=0.4)
