@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from torch import nn
 
@@ -438,6 +439,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "loss_fn.scal: ",
     ),
     "argument missing": ("lr: 1.0e-3", "", "optimizer.lr: tests.trainer.text_parts.SGDOptimizer needs it"),
+    "no optimizer": (
+        "_target_: tests.trainer.text_parts.SGDOptimizer, lr",
+        "lr",
+        "optimizer: names no _target_ (run.yaml:10)",
+    ),
     "unknown field": ("max_steps: 3", "max_stps: 3", "training.max_stps: TrainingConfig has no field 'max_stps'"),
     "unknown group": ("checkpoint:", "checkpint:", "checkpint: TrainerConfig has no such field"),
     "batches do not divide": (
@@ -481,6 +487,20 @@ def test_what_cannot_be_trained_is_refused_when_the_file_is_read(
     print(told)
     assert fault in told
     assert not Path("outputs").exists()
+
+
+def test_a_model_that_is_not_understood_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    transformers.MistralConfig(
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=4, sliding_window=8
+    ).save_pretrained("m")
+    told = refusal(
+        capsys,
+        YAML.replace("from_pretrained", "from_config").replace("pretrained_model_name_or_path: FOLDER", "config: m"),
+    )
+    assert "model: module MistralForCausalLM has a sliding window of 8 tokens, which is not implemented" in told
 
 
 BUILT: dict[str, tuple[dict[str, Any], str]] = {

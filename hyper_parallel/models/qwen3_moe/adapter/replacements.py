@@ -63,9 +63,12 @@ def replace_attention(module: nn.Module, module_fqn: str, context: ReplacementCo
     """A GroupedQueryAttention.
 
     Raises:
-        ConfigError: rows are spread over ranks, which it does not know of.
+        ConfigError: rows are spread over ranks, which it does not know of, or it is to compute on DTensors.
     """
     _refuse(context, "cp", module_fqn, "it sees the tokens of one rank alone")
+    if context.mode == "validate":
+        fact = f"{module_fqn} is replaced, but parallelism.mode is validate: its kernel takes no DTensor"
+        raise ConfigError.one("plan_overrides", fact, "set production, or leave the override out")
     return GroupedQueryAttention(module).train(module.training)
 
 
