@@ -48,7 +48,8 @@ class GroupedExperts(nn.Module):
         rows_E = torch.zeros(len(self.gate_up_proj), dtype=torch.int64, device=top_k_index.device)
         rows_E = rows_E.scatter_add(0, top_k_index.flatten(), torch.ones_like(top_k_index.flatten()))
         weights_NK = top_k_weights.to(hidden_states.dtype)
-        return weighted_experts(hidden_states, weights_NK, top_k_index, rows_E, self.gate_up_proj, self.down_proj)
+        gate_up_EIC = self.gate_up_proj.flatten(1, -2)  # an AutoCausalLM keeps gate and up apart
+        return weighted_experts(hidden_states, weights_NK, top_k_index, rows_E, gate_up_EIC, self.down_proj)
 
 
 @module_replacement
