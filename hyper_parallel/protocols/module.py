@@ -115,15 +115,14 @@ class Module(PlannedModule, Configurable):
             for argument in own.in_src
             if argument not in inspect.signature(module.forward).parameters
         ]
-        faults += [f"{pattern!r} names no module" for pattern in self._sharding() if not self._has(pattern)]
+        faults += [f"{pattern!r} names no module" for pattern in self._absent_patterns()]
         if faults:
             raise TypeError(f"sharding plan: {'; '.join(faults)}")
 
     def forget_absent_plans(self) -> None:
         """Of a part of a model: drops the plans of modules that other parts have. They are checked on the whole."""
-        plan = self._sharding()
-        for pattern in [pattern for pattern in plan if not self._has(pattern)]:
-            del plan[pattern]
+        for pattern in self._absent_patterns():
+            del self._sharding()[pattern]
 
     def _sharding(self) -> ShardingPlan:
         assert isinstance(self.config, Module.Config)
@@ -132,8 +131,10 @@ class Module(PlannedModule, Configurable):
     def _plans(self) -> list[tuple[str, nn.Module, ShardingConfig | None]]:
         return [(name, module, plan_of(name, self._sharding())) for name, module in self.named_modules()]
 
-    def _has(self, pattern: str) -> bool:
-        return any(_matches(pattern, name) for name, _ in self.named_modules())
+    def _absent_patterns(self) -> list[str]:
+        """Those of the plan that fit no module."""
+        names = {name for name, _ in self.named_modules()}
+        return [p for p in self._sharding() if p not in names and not any(_matches(p, name) for name in names)]
 
 
 def _parallelize_matrices(
@@ -161,11 +162,10 @@ def _parallelize_matrices(
 
 
 def plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
-    """The entry of `plan` for the module `name`: the first that fits. None: it has none."""
-    for pattern, own in plan.items():
-        if _matches(pattern, name):
-            return own
-    return None
+    """The entry of `plan` for the module `name`: that of its name, else the first that fits. None: it has none."""
+    if name in plan:
+        return plan[name]
+    return next((own for pattern, own in plan.items() if "*" in pattern and _matches(pattern, name)), None)
 
 
 def _matches(pattern: str, name: str) -> bool:
