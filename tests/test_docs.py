@@ -17,6 +17,7 @@ import torch
 import yaml
 from pyarrow import parquet
 
+from hyper_parallel import explain
 from hyper_parallel.assets import TOKENIZER_FOLDER
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.components.data.indexed import IndexedDataset
@@ -87,6 +88,13 @@ def test_models_of_transformers_as_documented(tmp_path: Path) -> None:
     )
     assert manager.load(TrainerConfig, [*first, *rows], world_size=1).checkpoint.load_from == folder
     assert manager.load(TrainerConfig, [*second, *rows], world_size=1).model_spec.model.changes == {"attn_pdrop": 0.0}
+
+    spread, explained = (
+        shlex.split(line.replace("FOLDER", folder))
+        for line in snippets(TRANSFORMERS, "bash")[1].replace("\\\n", "").splitlines()
+    )
+    assert manager.load(TrainerConfig, [*spread[4:], *rows], world_size=4).parallelism.loss_parallel
+    assert explain.main([*explained[3:], *rows]) == 0
 
     (tmp_path / "run.yaml").write_text(snippets(TRANSFORMERS, "yaml")[0].replace("FOLDER", folder))
     spec = manager.load(TrainerConfig, [str(tmp_path / "run.yaml"), *rows], world_size=1).model_spec

@@ -22,7 +22,7 @@ from tests.trainer.runs import small_corpus, tiny_config
 
 LEARNING_RATE = 5e-4
 """Calm enough for the tolerance: in one process, initial weights that are disturbed in their last place change gradient
-norms by up to 5e-12 within 500 steps. At twice the rate some token goes to other experts, and the curves part by 1e-3."""
+norms by up to 5e-12 in 500 steps. At twice the rate some token goes to other experts, and curves part by 1e-3."""
 ROWS, TOKENS = 8, 32
 """Of a step: documents of unequal length packed into rows, so that no two micro-batches train as many tokens."""
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from pathlib import PurePath
@@ -197,15 +197,18 @@ def setting(
     *,
     default_factory: Any = MISSING,
     aliases: tuple[str, ...] = (),
+    switches: Mapping[str, tuple[Any, Any]] | None = None,
     hidden: bool = False,
     inline: bool = False,
 ) -> Any:
     """A plain field that says more about itself.
 
-    It also answers to `aliases`: dotted paths from the root if they contain a dot, else siblings. A `hidden` one is
-    the program's alone: no user sets it. The fields of an `inline` node also answer to paths that leave the node out.
+    It also answers to `aliases`: dotted paths from the root if they contain a dot, else siblings. `switches` are
+    aliases that are false or true, with the values that these stand for. A `hidden` one is the program's alone: no user
+    sets it. The fields of an `inline` node also answer to paths that leave the node out.
     """
-    metadata = {"aliases": aliases, "hidden": hidden, "inline": inline}
+    switches = switches or {}
+    metadata = {"aliases": (*aliases, *switches), "switches": switches, "hidden": hidden, "inline": inline}
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 

@@ -86,8 +86,8 @@ def stray(words: Iterable[str], after: str = "") -> list[Fault]:
 def _value(override: Override, setting: Setting) -> object:
     words = override.words
     if not words:
-        if takes_bool(setting.annotation):
-            return True
+        if takes_bool(setting.annotation) or setting.stands_for(override.name):
+            return setting.coerced(True, override.name)
         raise ConfigError.one(
             override.name, f"expected {describe(setting.annotation)}, got nothing", f"write --{override.name} VALUE"
         )
@@ -95,7 +95,7 @@ def _value(override: Override, setting: Setting) -> object:
         return coerce([Word(word) for word in words], setting.annotation, override.name)
     if len(words) > 1:
         raise ConfigError(stray(words[1:], after=override.name))
-    return coerce(Word(words[0]), setting.annotation, override.name)
+    return setting.coerced(Word(words[0]), override.name)
 
 
 def _is_one_word(words: Sequence[str]) -> bool:

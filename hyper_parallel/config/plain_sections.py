@@ -10,7 +10,7 @@ from typing import Any
 
 from hyper_parallel.config.annotations import is_node
 from hyper_parallel.config.configurable import ConfigNode, join, target_path
-from hyper_parallel.config.errors import Fault, did_you_mean
+from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean
 from hyper_parallel.config.resolver import TARGET, YAML_NAMES, fields_by_name
 from hyper_parallel.config.schema import Setting, default_config, field_types, settings
 
@@ -63,27 +63,39 @@ def _move_groups(filled: dict[str, Any], root: type[ConfigNode], written: dict[s
             home = homes.get(f"{group}.{name}")
             if home is not None and home.path.partition(".")[0] != own[group].name:
                 filled[group] = {each: v for each, v in filled[group].items() if each != name}
-                yield from _move(f"{group}.{name}", value, home, filled, written)
+                yield from _move(f"{group}.{name}", value, home, filled, written, own)
     for group in [name for name in filled if name not in own]:
         answering = [alias for alias in homes if alias.startswith(f"{group}.")]
         if answering:
             for path, value in _leaves(filled.pop(group), group):
                 if path in homes:
-                    yield from _move(path, value, homes[path], filled, written)
+                    yield from _move(path, value, homes[path], filled, written, own)
                 else:
                     yield Fault(path, "no setting answers to it", did_you_mean(path, answering))
 
 
-def _move(path: str, value: Any, home: Setting, filled: dict[str, Any], written: dict[str, str]) -> Iterator[Fault]:
+def _move(
+    path: str,
+    value: Any,
+    home: Setting,
+    filled: dict[str, Any],
+    written: dict[str, str],
+    own: Mapping[str, dataclasses.Field[Any]],
+) -> Iterator[Fault]:
     for name in home.names:
         group, _, field = name.partition(".")
         if isinstance(filled.get(group), Mapping) and field in filled[group]:
             yield Fault(path, f"{name} is the same setting and is given too", "keep one of them")
             return
-    groups = (name.partition(".")[0] for name in home.names if name != path)
-    group = next((name for name in groups if name in filled), "")
-    group, field = group or home.path.partition(".")[0], home.path.partition(".")[2]
+    first, _, field = home.path.partition(".")
+    group = next((name for name, f in own.items() if f is own[first] and name in filled), first)
     if isinstance(filled.get(group, {}), Mapping):
+        if home.stands_for(path):
+            try:
+                value = home.coerced(value, path)
+            except ConfigError as error:
+                yield from error.faults
+                return
         filled[group] = {**filled.get(group, {}), field: value}
         written[home.path] = path
 

@@ -15,7 +15,7 @@ from typing import Any
 from hyper_parallel.config.annotations import class_annotations
 from hyper_parallel.config.configurable import ConfigNode, Slot, join, parts
 from hyper_parallel.config.target import UNSET, Target
-from hyper_parallel.config.values import is_writable
+from hyper_parallel.config.values import coerce, is_writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,21 @@ class Setting:
     def doc(self) -> str:
         """The one-line documentation of the field; empty where it has none."""
         return field_docs(type(self.node)).get(self.field, "")
+
+    def stands_for(self, name: str) -> tuple[Any, Any] | None:
+        """What false and true stand for under `name`; None: it is no switch."""
+        (field,) = (f for f in dataclasses.fields(self.node) if f.name == self.field)
+        values: tuple[Any, Any] | None = field.metadata.get("switches", {}).get(name.replace("-", "_"))
+        return values
+
+    def coerced(self, value: Any, name: str) -> Any:
+        """`value`, given under `name`, as the field wants it.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        values = self.stands_for(name)
+        return coerce(value, self.annotation, name) if values is None else values[coerce(value, bool, name)]
 
     @property
     def required(self) -> bool:

@@ -98,7 +98,9 @@ class ParallelismConfig(ConfigNode):
     loss_parallel: bool = setting(False, aliases=("accelerator.loss_parallel",))
     """Spread the output matrix, the logits and the loss over the tensor-parallel ranks, a part of the vocabulary on
     each. False: each of them computes all logits."""
-    mode: Literal["production", "validate"] = "production"
+    mode: Literal["production", "validate"] = setting(
+        "production", switches={"model.validate_placement": ("production", "validate")}
+    )
     """How a tensor-parallel plan is run. production: on local tensors, with the declared communication alone. validate:
     on DTensors, each boundary compared with what is declared; slow, and the same loss."""
     cp: int = setting(1, aliases=("context_parallel_degree", "accelerator.cp_size"))

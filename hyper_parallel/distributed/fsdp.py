@@ -15,7 +15,7 @@ from torch import nn
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.protocols.model import BaseModel
-from hyper_parallel.protocols.module import Module
+from hyper_parallel.protocols.planned_module import PlannedModule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,7 +93,7 @@ def apply_fsdp(
 
     for block in model.blocks():
         for module in block.modules():
-            if isinstance(module, Module) and module.efsdp_states:
+            if isinstance(module, PlannedModule) and module.efsdp_states:
                 assert parallel_dims.efsdp_mesh is not None, "experts are spread, so there is a mesh for them"
                 places = {module._parameters[name]: place for name, place in module.efsdp_states.items()}
                 shard(module, parallel_dims.efsdp_mesh, reshard_after_forward, cast_inputs=True, place_of=places.get)

@@ -19,12 +19,12 @@ from hyper_parallel.protocols.sharding import NamedPlacement, Placement, Placeme
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from hyper_parallel.protocols.module import Module
+    from hyper_parallel.protocols.planned_module import PlannedModule
 
 Mode = Literal["production", "validate"]
 
 
-def shard_states(module: Module, plan: ShardingConfig, mesh: DeviceMesh) -> None:
+def shard_states(module: PlannedModule, plan: ShardingConfig, mesh: DeviceMesh) -> None:
     """Makes every parameter that `module` itself owns a DTensor on `mesh`, each rank keeping its part."""
     from torch.distributed.tensor import distribute_tensor
 
@@ -32,11 +32,13 @@ def shard_states(module: Module, plan: ShardingConfig, mesh: DeviceMesh) -> None
         placements = plan.state_shardings[name]
         sharded = distribute_tensor(parameter.detach(), mesh, _placed_on(mesh, placements), src_data_rank=None)
         module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
-        if MeshAxisName.EP in _axes(mesh):
-            module.efsdp_states[name] = placements[MeshAxisName.EFSDP]
+    if MeshAxisName.EP in _axes(mesh):
+        module.efsdp_states = {
+            name: placements[MeshAxisName.EFSDP] for name, placements in plan.state_shardings.items()
+        }
 
 
-def read_states_locally(module: Module, plan: ShardingConfig, mesh: DeviceMesh) -> None:
+def read_states_locally(module: PlannedModule, plan: ShardingConfig, mesh: DeviceMesh) -> None:
     """From now on `module` reads its own parameters as local tensors; their gradients are as `state_grads` says."""
     module.local_states = {
         name: _placed_on(mesh, plan.state_grads.get(name, placements))
@@ -220,13 +222,17 @@ def _changed(
     names: Any,
     change: Callable[[torch.Tensor, str], torch.Tensor],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with those in `names` changed, however they were passed."""
+    """The arguments of a call with those in `names` changed, however they were passed. Of a tuple, all its tensors."""
+
+    def each(x: Any, name: str) -> Any:
+        return change(x, name) if isinstance(x, torch.Tensor) else tree_map(lambda leaf: change(leaf, name), x)
+
     changed = list(args)
     for name in names:
         if name in kwargs:
-            kwargs = kwargs | {name: change(kwargs[name], name)}
+            kwargs = kwargs | {name: each(kwargs[name], name)}
         else:
-            changed[positions[name]] = change(changed[positions[name]], name)
+            changed[positions[name]] = each(changed[positions[name]], name)
     return tuple(changed), kwargs
 
 

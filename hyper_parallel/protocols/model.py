@@ -105,7 +105,7 @@ class BaseModel(Module):
             ConfigError: see `module_replacement.replace_modules` and `plan_merge.merged_plan`.
         """
         degrees = {name: getattr(parallelism, name) for name in ("tp", "cp", "ep", "pp")}
-        self.replaced_modules = replace_modules(self, overrides, ReplacementContext(**degrees))
+        self.replaced_modules = replace_modules(self, overrides, ReplacementContext(**degrees, mode=parallelism.mode))
         assert isinstance(self.config, Module.Config)
         names = [name for name, _ in self.named_modules()]
         self.config.sharding = merged_plan(names, self.config.sharding, overrides, degrees)

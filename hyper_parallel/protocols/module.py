@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -14,14 +14,15 @@ from hyper_parallel.config.configurable import Configurable, setting
 from hyper_parallel.protocols.boundary import Mode, bind_boundary, bind_root, read_states_locally, shard_states
 from hyper_parallel.protocols.initializer import Initializer
 from hyper_parallel.protocols.mesh import MeshAxisName
+from hyper_parallel.protocols.planned_module import PlannedModule, planned
 from hyper_parallel.protocols.roles import Role
-from hyper_parallel.protocols.sharding import Placement, ShardingConfig, ShardingPlan
+from hyper_parallel.protocols.sharding import ShardingConfig, ShardingPlan
 
 if TYPE_CHECKING:
     from hyper_parallel.distributed.parallel_dims import ParallelDims
 
 
-class Module(nn.Module, Configurable):
+class Module(PlannedModule, Configurable):
     """Base of every layer of our models. Parameters are made by `add_parameter`, never by assignment."""
 
     @dataclass(kw_only=True, slots=True)
@@ -38,26 +39,12 @@ class Module(nn.Module, Configurable):
     """How each parameter that this module itself owns gets its first values."""
     parameter_roles: dict[str, Role]
     """What each parameter that this module itself owns is for."""
-    local_states: dict[str, list[Placement]]
-    """Parameters of this module itself that it reads as local tensors, and how their gradients are laid out."""
-    efsdp_states: dict[str, Placement]
-    """Parameters of this module itself, spread experts, that FSDP shards over the axis efsdp, and how."""
 
     def __init__(self, config: Configurable.Config) -> None:
         super().__init__()
         self.config = config
         self.param_init = {}
         self.parameter_roles = {}
-        self.local_states = {}
-        self.efsdp_states = {}
-
-    def __getattr__(self, name: str) -> Any:
-        value: Any = super().__getattr__(name)
-        gradient = self.__dict__.get("local_states", {}).get(name)
-        # Outside of forward FSDP keeps parameters on more axes than the plan's: those are its own, not to be read.
-        if gradient is None or value is None or len(value.placements) > len(gradient):
-            return value
-        return value.to_local(grad_placements=gradient)
 
     def add_parameter(self, name: str, *shape: int, role: Role, init: Initializer) -> None:
         """Registers an uninitialised parameter of `shape`, in the default dtype and on the current device."""
@@ -128,15 +115,14 @@ class Module(nn.Module, Configurable):
             for argument in own.in_src
             if argument not in inspect.signature(module.forward).parameters
         ]
-        faults += [f"{pattern!r} names no module" for pattern in self._sharding() if not self._has(pattern)]
+        faults += [f"{pattern!r} names no module" for pattern in self._absent_patterns()]
         if faults:
             raise TypeError(f"sharding plan: {'; '.join(faults)}")
 
     def forget_absent_plans(self) -> None:
         """Of a part of a model: drops the plans of modules that other parts have. They are checked on the whole."""
-        plan = self._sharding()
-        for pattern in [pattern for pattern in plan if not self._has(pattern)]:
-            del plan[pattern]
+        for pattern in self._absent_patterns():
+            del self._sharding()[pattern]
 
     def _sharding(self) -> ShardingPlan:
         assert isinstance(self.config, Module.Config)
@@ -145,8 +131,10 @@ class Module(nn.Module, Configurable):
     def _plans(self) -> list[tuple[str, nn.Module, ShardingConfig | None]]:
         return [(name, module, plan_of(name, self._sharding())) for name, module in self.named_modules()]
 
-    def _has(self, pattern: str) -> bool:
-        return any(_matches(pattern, name) for name, _ in self.named_modules())
+    def _absent_patterns(self) -> list[str]:
+        """Those of the plan that fit no module."""
+        names = {name for name, _ in self.named_modules()}
+        return [p for p in self._sharding() if p not in names and not any(_matches(p, name) for name in names)]
 
 
 def _parallelize_matrices(
@@ -157,25 +145,27 @@ def _parallelize_matrices(
     for name, module, own in plans:
         if own is None:
             continue
-        assert isinstance(module, Module)
         mesh = expert_mesh if expert_mesh is not None and own.spreads_experts else tp_mesh
-        if mesh is not None:
-            shard_states(module, own, mesh)
+        if mesh is not None and own.state_shardings:
+            shard_states(planned(module), own, mesh)
         is_below_local = any(name.startswith(f"{root}.") for root in local_roots)
         if own.local_map is not None:
             local_roots.append(name)
-        if mesh is not None and (mode == "production" or own.local_map is not None or is_below_local):
-            read_states_locally(module, own, mesh)
+        if mode == "production" or own.local_map is not None or is_below_local:
+            if mesh is not None and own.state_shardings:
+                read_states_locally(planned(module), own, mesh)
+            if tp_mesh is not None:
+                for size in own.sizes_per_rank:
+                    setattr(module, size, getattr(module, size) // tp_mesh.size())
         if tp_mesh is not None:
             bind_boundary(module, name, own, MeshAxisName.TP, tp_mesh, "production" if is_below_local else mode)
 
 
 def plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
-    """The entry of `plan` for the module `name`: the first that fits. None: it has none."""
-    for pattern, own in plan.items():
-        if _matches(pattern, name):
-            return own
-    return None
+    """The entry of `plan` for the module `name`: that of its name, else the first that fits. None: it has none."""
+    if name in plan:
+        return plan[name]
+    return next((own for pattern, own in plan.items() if "*" in pattern and _matches(pattern, name)), None)
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import nn
 
@@ -34,6 +34,8 @@ class ReplacementContext:
     cp: int = 1
     ep: int = 1
     pp: int = 1
+    mode: Literal["production", "validate"] = "production"
+    """parallelism.mode: under validate modules that the plan does not compute locally are given DTensors."""
     low_precision: bool = False
     """Whether matrices are multiplied in fewer than 16 bits. None here are."""
 

@@ -87,6 +87,8 @@ def overridden(base: ShardingConfig, override: PlanOverride) -> ShardingConfig:
         if (written := getattr(override, field)) is not None:
             before_all: tuple[NamedPlacement, ...] = getattr(base, field) or ()
             changes[field] = tuple(_placement(word, before) for word, before in _aligned(written, before_all))
+    if override.tp_divide_attrs is not None:
+        changes["sizes_per_rank"] = override.tp_divide_attrs
     return replace(base, **changes)
 
 

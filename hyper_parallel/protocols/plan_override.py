@@ -45,9 +45,12 @@ class PlanOverride(ConfigNode):
     out_dst: tuple[str, ...] | None = None
     """By output: what it is turned into behind the module."""
 
+    tp_divide_attrs: tuple[str, ...] | None = None
+    """Attributes of the module that count features of which each rank of axis tp has a part."""
+
     def written_fields(self) -> list[str]:
         """Names of the fields of a boundary that it writes; {} and [] are written too."""
-        return [name for name in (*MAPPED, *LISTED) if getattr(self, name) is not None]
+        return [name for name in (*MAPPED, *LISTED, "tp_divide_attrs") if getattr(self, name) is not None]
 
     def patterns(self) -> tuple[str, ...]:
         """`match` as a tuple."""
@@ -67,7 +70,7 @@ class PlanOverride(ConfigNode):
     def faults(self) -> Iterator[Fault]:
         if not self.match or not all(self.patterns()):
             yield Fault("match", "it names no module", "give a pattern, such as model.layers.*.input_layernorm")
-        for name in self.written_fields():
+        for name in (name for name in self.written_fields() if name != "tp_divide_attrs"):
             written = getattr(self, name)
             for key, word in written.items() if isinstance(written, dict) else enumerate(written):
                 if not WORDS.fullmatch(word):

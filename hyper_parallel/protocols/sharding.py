@@ -41,7 +41,7 @@ class ShardingConfig:
     state_grads: dict[str, NamedPlacement] = field(default_factory=dict)
     """Per parameter: how its gradient comes out of backward."""
     in_src: dict[str, NamedPlacement] = field(default_factory=dict)
-    """Per argument of forward: how it arrives."""
+    """Per argument of forward, a tensor or a tuple of them: how it arrives."""
     in_dst: dict[str, NamedPlacement] = field(default_factory=dict)
     """Per argument of `in_src`: what it is turned into before forward runs. Not named: as it arrives."""
     in_grads: dict[str, NamedPlacement] = field(default_factory=dict)
@@ -52,6 +52,9 @@ class ShardingConfig:
     """Per tensor of `out_src`: what it is turned into behind the module. None: it is left."""
     local_map: LocalMap | None = None
     """None: in validate mode forward runs on DTensors, and its real output is compared with `out_src`."""
+    sizes_per_rank: tuple[str, ...] = ()
+    """Attributes of the module that count features of which each rank of axis tp has a part: where forward runs on
+    local tensors they are divided by the ranks."""
 
     def __post_init__(self) -> None:
         """Raises:

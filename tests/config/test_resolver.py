@@ -257,6 +257,23 @@ def test_plain_sections_are_filled_where_they_leave_no_choice():
     }
 
 
+def test_a_switch_of_another_group_is_the_setting_that_it_stands_for():
+    model = {"_target_": "mine.make_spec", "flavor": "debug"}
+    filled = fill_targets({"model": model | {"validate_placement": True}}, TrainerConfig)
+    assert filled.faults == []
+    section = "hyper_parallel.config.sections.ParallelismConfig"
+    assert filled.content == {"model": model, "parallelism": {"_target_": section, "mode": "validate"}}
+    assert filled.written == {"parallelism.mode": "model.validate_placement"}
+    both = {"model": model | {"validate_placement": True}, "parallelism": {"mode": "production"}}
+    (fault,) = fill_targets(both, TrainerConfig).faults
+    assert (fault.path, fault.fact) == (
+        "model.validate_placement",
+        "parallelism.mode is the same setting and is given too",
+    )
+    (fault,) = fill_targets({"model": model | {"validate_placement": "validate"}}, TrainerConfig).faults
+    assert str(fault).startswith("model.validate_placement: expected bool, got text 'validate'")
+
+
 def test_paths_as_they_were_written():
     written = {"loss": "loss_fn", "training.steps": "training.max_steps", "model_spec.model": "model"}
     paths = ["loss.factor", "loss", "training.steps", "training.seq_len", "model_spec.model.layers.0", "lossy"]

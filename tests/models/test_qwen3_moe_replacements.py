@@ -77,6 +77,10 @@ def test_attention_of_whole_rows_is_that_of_sdpa(model: Any) -> None:
         )
     with pytest.raises(ConfigError, match=r"parallelism.cp is 2: it sees the tokens of one rank alone; set cp 1"):
         replacements.replace_attention(attention, "layers.0.self_attn", ReplacementContext(cp=2))
+    with pytest.raises(
+        ConfigError, match=r"self_attn is replaced, but parallelism.mode is validate: its kernel takes no"
+    ):
+        replacements.replace_attention(attention, "layers.0.self_attn", ReplacementContext(tp=2, mode="validate"))
 
 
 def test_attention_within_documents_is_that_of_each(model: Any) -> None:

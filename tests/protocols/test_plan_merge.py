@@ -51,6 +51,8 @@ def test_what_is_written_replaces_the_field_and_the_later_wins() -> None:
     assert plan["layers.0.o_proj"].state_shardings == {"weight": {}, "bias": {TP: Shard(0)}}
     assert plan["layers.0.o_proj"].out_src == ({},)
     assert merged(PlanOverride(match="head", params={}))["head"].state_shardings == {}
+    divided = merged(PlanOverride(match="layers.0.*", tp_divide_attrs=("num_heads",)))["layers.0.o_proj"]
+    assert (divided.sizes_per_rank, divided.out_src) == (("num_heads",), PLAN["layers.*.o_proj"].out_src)
 
 
 def test_a_boundary_that_is_not_derived_is_written_as_a_whole() -> None:

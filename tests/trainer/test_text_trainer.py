@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from torch import nn
 
@@ -25,10 +26,13 @@ from hyper_parallel.config.errors import ConfigError, RunError
 from hyper_parallel.config.manager import parse_training_args
 from hyper_parallel.config.resolver import resolve_root, to_yaml
 from hyper_parallel.config.target import Target
+from hyper_parallel.distributed.process_group import launched_world_size
 from hyper_parallel.models import qwen3_moe
 from hyper_parallel.models.auto import HyperAutoModelForCausalLM
 from hyper_parallel.protocols.model import ModelOutput
 from hyper_parallel.protocols.model_spec import ModelSpec
+from hyper_parallel.protocols.plan_override import PlanOverride
+from hyper_parallel.protocols.sharding import PlacementMismatchError
 from hyper_parallel.trainer import HyperTrainer, TextTrainer
 from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.forward_backward import Accumulation
@@ -37,7 +41,8 @@ from tests.distributed_world import run_world
 from tests.models.auto.folders import save, tiny_model
 from tests.models.reference import widened
 from tests.trainer import text_parts
-from tests.trainer.runs import metrics, small_corpus, tiny_config
+from tests.trainer.runs import metrics, small_corpus, tiny_config, with_parallelism
+from tests.trainer.runs import train as train_tiny
 from tests.trainer.test_tensor_parallel import worst
 
 TOLERANCE = 1e-9
@@ -71,7 +76,7 @@ def counting_config(dump_folder: Path, folder: str, **training: Any) -> TrainerC
 
 def train(config: TrainerConfig, trainer: type[Any] = TextTrainer) -> list[dict[str, Any]]:
     """With transformers' roundings to float32 done in float64, so that 1e-9 means something."""
-    assert not list(config.cross_faults(1))
+    assert not list(config.cross_faults(launched_world_size()))
     with trainer(config) as run:
         if hasattr(getattr(run.model_parts[0], "model", None), "rotary_emb"):
             with widened(run.model_parts[0]):
@@ -331,39 +336,81 @@ def test_an_epoch_has_each_row_once_and_another_order(tmp_path: Path, folder: st
     assert [line["loss"] for line in whole] == [line["loss"] for line in resumed]
 
 
-def run_cases(root: str, folder: str) -> dict[str, Any]:
-    """Rows by step on this rank, and the last step of data that differs between ranks."""
-    rows = {}
+def run_cases(root: str, folder: str, rules: tuple[PlanOverride, ...]) -> dict[str, Any]:
+    """On each of two ranks: the rows that it trained in each step, by case, and what a wrong plan is told."""
+    told: dict[str, Any] = {}
     for name, dataset in (("sampled", text_parts.CountingDataset), ("streamed", text_parts.CountingStream)):
         config = counting_config(Path(root) / name, folder, steps=4, global_batch_size=4)
         config.dataset = Target.of(dataset, rows=8)
-        config.parallelism.dp_shard = 2
         if name == "streamed":
             config.dataloader = Target.of(build_dataloader, shuffle=False)
-        with Watched(config) as trainer:
-            trainer.train()
-        rows[name] = trainer.rows
+        told[name] = trained_rows(config)
     config = counting_config(Path(root) / "unlike", folder, steps=None, epochs=1, global_batch_size=2)
     config.lr_scheduler.warmup_steps = 0
     config.dataset, config.dataloader = Target.of(text_parts.unlike_ranks), Target.of(text_parts.as_it_is)
-    with Watched(config) as trainer:
+    told["unlike"] = trained_rows(config)
+
+    config = with_parallelism(text_config(Path(root) / "replaced", folder, steps=5), tp=2)
+    config.plan_overrides = rules
+    train(config)
+
+    same = PlanOverride(match="layers.1.mlp.up_proj", params={"weight": "shard(0)"}, out_src=("shard(2)",))
+    for mode in ("production", "validate"):
+        config = with_parallelism(tiny_config(Path(root) / mode, steps=3), tp=2, mode=mode)
+        config.plan_overrides = (same,)
+        train_tiny(config)
+    config = with_parallelism(tiny_config(Path(root) / "wrong", steps=3), tp=2, mode="validate")
+    config.plan_overrides = (PlanOverride(match="layers.*.self_attn.o_proj", out_src=("replicate",)),)
+    with pytest.raises(PlacementMismatchError) as caught:
+        train_tiny(config)
+    told["wrong"] = str(caught.value)
+    return told
+
+
+def trained_rows(config: TrainerConfig) -> list[list[int]]:
+    with Watched(config) as trainer, widened(trainer.model_parts[0]):
         trainer.train()
-    rows["unlike"] = trainer.rows
-    return rows
+    return trainer.rows
 
 
-def test_ranks_share_out_the_rows(tmp_path: Path, folder: str) -> None:
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory, folder: str) -> tuple[Path, list[dict[str, Any]]]:
+    root = tmp_path_factory.mktemp("two_ranks")
+    (root / "run.yaml").write_text((YAML + OVERRIDES).replace("FOLDER", folder))
+    rules = parse_training_args([str(root / "run.yaml")]).plan_overrides
+    return root, run_world(2, run_cases, str(root), folder, rules, timeout=200)
+
+
+@pytest.mark.slow
+def test_ranks_share_out_the_rows(tmp_path: Path, folder: str, two_ranks: Any) -> None:
     alone = counting_config(tmp_path / "alone", folder, steps=4, global_batch_size=4)
-    with Watched(alone) as trainer:
-        trainer.train()
-    first, second = run_world(2, run_cases, str(tmp_path), folder, timeout=100)
+    rows = trained_rows(alone)
+    root, (first, second) = two_ranks
     both = [sorted(a + b) for a, b in zip(first["sampled"], second["sampled"], strict=True)]
-    assert both == [sorted(step) for step in trainer.rows]
-    curves = metrics(alone.dump_folder), metrics(tmp_path / "sampled")
-    assert max(worst(*curves).values()) <= 1e-6  # transformers' roundings, which follow the order of sums
+    assert both == [sorted(step) for step in rows]
+    differences = worst(metrics(alone.dump_folder), metrics(root / "sampled"))
+    assert max(differences.values()) <= TOLERANCE, differences
     assert first["streamed"] == [[0, 2], [4, 6], [0, 2], [4, 6]]
     assert second["streamed"] == [[1, 3], [5, 7], [1, 3], [5, 7]]
     assert len(first["unlike"]) == len(second["unlike"]) == 4  # of 5 and 4 items
+
+
+@pytest.mark.slow
+def test_replaced_modules_train_alike_over_two_ranks(tmp_path: Path, folder: str, two_ranks: Any) -> None:
+    """Tensor parallel, by the plan of the modules that they replace."""
+    differences = worst(train(text_config(tmp_path, folder, steps=5)), metrics(two_ranks[0] / "replaced"))
+    assert max(differences.values()) <= TOLERANCE, differences
+
+
+@pytest.mark.slow
+def test_validate_compares_what_an_override_declares(tmp_path: Path, two_ranks: Any) -> None:
+    alone = train_tiny(tiny_config(tmp_path / "alone", steps=3))
+    root, (told, _) = two_ranks
+    for mode in ("production", "validate"):
+        differences = worst(alone, metrics(root / mode))
+        assert max(differences.values()) <= TOLERANCE, differences
+    assert "plan of module 'layers.0.self_attn.o_proj': output 0 is declared Replicate()" in told["wrong"]
+    assert "but it is Partial(sum)" in told["wrong"]
 
 
 MODEL = """model:
@@ -438,6 +485,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "loss_fn.scal: ",
     ),
     "argument missing": ("lr: 1.0e-3", "", "optimizer.lr: tests.trainer.text_parts.SGDOptimizer needs it"),
+    "no optimizer": (
+        "_target_: tests.trainer.text_parts.SGDOptimizer, lr",
+        "lr",
+        "optimizer: names no _target_ (run.yaml:10)",
+    ),
     "unknown field": ("max_steps: 3", "max_stps: 3", "training.max_stps: TrainingConfig has no field 'max_stps'"),
     "unknown group": ("checkpoint:", "checkpint:", "checkpint: TrainerConfig has no such field"),
     "batches do not divide": (
@@ -481,6 +533,20 @@ def test_what_cannot_be_trained_is_refused_when_the_file_is_read(
     print(told)
     assert fault in told
     assert not Path("outputs").exists()
+
+
+def test_a_model_that_is_not_understood_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    transformers.MistralConfig(
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=4, sliding_window=8
+    ).save_pretrained("m")
+    told = refusal(
+        capsys,
+        YAML.replace("from_pretrained", "from_config").replace("pretrained_model_name_or_path: FOLDER", "config: m"),
+    )
+    assert "model: module MistralForCausalLM has a sliding window of 8 tokens, which is not implemented" in told
 
 
 BUILT: dict[str, tuple[dict[str, Any], str]] = {

@@ -32,7 +32,9 @@ def causal_batch(batch: Mapping[str, Any], *, seq_len: int, vocab_size: int) -> 
         BatchError: something is missing, unknown, or of the wrong size.
     """
     if not isinstance(batch, Mapping):
-        raise BatchError(f"a micro-batch is {_article(batch)}, not a dict; let collate_fn return a list of dicts")
+        raise BatchError(
+            f"a micro-batch is a {type(batch).__name__}, not a dict; let collate_fn return a list of dicts"
+        )
     fields = ", ".join(map(str, batch)) or "nothing"
     if "input_ids" not in batch or ("labels" in batch) == ("shift_labels" in batch):
         raise BatchError(
@@ -88,10 +90,5 @@ def _check_padding(mask_BT: Tensor, labels_BT: Tensor) -> None:
     kept_BT = mask_BT.bool()
     if bool((kept_BT[:, 1:] & ~kept_BT[:, :-1]).any()):
         raise BatchError("attention_mask is 0 in front of tokens: pad behind the end of rows")
-    following_BT = torch.cat([kept_BT[:, 1:], torch.zeros_like(kept_BT[:, :1])], dim=1)
-    if trained := int(((labels_BT != IGNORE_INDEX) & ~following_BT & ~kept_BT).sum()):
+    if trained := int(((labels_BT != IGNORE_INDEX) & ~kept_BT).sum()):
         raise BatchError(f"{trained} labels are to be trained where attention_mask is 0: set them to {IGNORE_INDEX}")
-
-
-def _article(value: Any) -> str:
-    return f"a {type(value).__name__}"

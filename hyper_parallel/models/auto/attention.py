@@ -1,4 +1,4 @@
-"""The attention that transformers' models call here: causal, within documents."""
+"""The attention that transformers' models call here: ours, causal, within documents."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
-from hyper_parallel.models.common.attention import causal_attention, document_attention
-from hyper_parallel.models.common.documents import DocumentGroups
 
 NAME = "hyper_parallel"
 """Under which transformers finds it: a model's `_attn_implementation`."""
@@ -32,7 +29,7 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    documents: DocumentGroups | None,
+    documents: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     **others: Any,
@@ -40,11 +37,11 @@ def attention(
     """Causal attention of each document on itself, as transformers calls it.
 
     Args:
-        module: the layer's attention.
+        module: the layer's attention, with our HeadAttention as `heads`.
         query: [B, H, T, D].
         key, value: [B, K, T, D], with K dividing H.
         attention_mask: None, as `register` has it.
-        documents: those of the batch; None where each row is one.
+        documents: `Rows.documents` of the batch.
         scaling: of the scores; None: 1 / sqrt(D).
 
     Returns:
@@ -64,17 +61,7 @@ def attention(
     size = query.shape[-1]
     if scaling is not None and scaling != size**-0.5:
         query = query * (scaling * size**0.5)
-    q_BTHD, k_BTKD, v_BTKD = (x.transpose(1, 2) for x in (query, key, value))
-    if documents is None:
-        return causal_attention(q_BTHD, k_BTKD, v_BTKD), None
-    return _within_documents(q_BTHD, k_BTKD, v_BTKD, documents), None
-
-
-@torch.compiler.disable  # every packing has its own shapes, and each would be compiled anew
-def _within_documents(
-    q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, documents: DocumentGroups
-) -> torch.Tensor:
-    return document_attention(q_BTHD, k_BTKD, v_BTKD, documents)
+    return module.heads(*(x.transpose(1, 2) for x in (query, key, value)), None, documents), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

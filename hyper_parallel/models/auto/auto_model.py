@@ -62,7 +62,7 @@ class HyperAutoModelForCausalLM:
         raise_faults(_refused(peft_config, changes))
         folder = _existing(pretrained_model_name_or_path)
         return _build(
-            AutoCausalLM.Config(content=read_json(folder), changes=changes),
+            _planned(AutoCausalLM.Config(content=read_json(folder), changes=changes), distributed_setup),
             distributed_setup or DistributedSetup(),
             training or TrainingConfig(),
             _recompute(activation_checkpoint, activation_swap),
@@ -94,7 +94,7 @@ class HyperAutoModelForCausalLM:
         raise_faults(_refused(peft_config, changes))
         content = read_json(_existing(config, "config")) if isinstance(config, str | Path) else config.to_dict()
         return _build(
-            AutoCausalLM.Config(content=content, changes=changes),
+            _planned(AutoCausalLM.Config(content=content, changes=changes), distributed_setup),
             distributed_setup or DistributedSetup(),
             training or TrainingConfig(),
             _recompute(activation_checkpoint, activation_swap),
@@ -124,6 +124,13 @@ class BuildPretrained:
         """The model on its ranks, with the weights of the folder. `dump_folder` is not used."""
         setup = DistributedSetup(parallel_dims=parallel_dims, parallelism=parallelism)
         return _build(model_config, setup, training, activation_checkpoint, compile, weights=Path(self.folder))
+
+
+def _planned(config: AutoCausalLM.Config, setup: DistributedSetup | None) -> AutoCausalLM.Config:
+    """`config` with the plan of the run, as `update_from_config` gives it to a trainer's."""
+    if setup is not None:
+        config.set_sharding_config(setup.parallelism)
+    return config
 
 
 def _existing(folder: str | Path, given_by: str = "pretrained_model_name_or_path") -> Path:
@@ -197,11 +204,8 @@ def _build(
     weights: Path | None,
 ) -> AutoCausalLM:
     dims, parallelism = setup.parallel_dims, setup.parallelism
-    raise_faults(
-        Fault(f"distributed_setup.{axis}", f"{degree}, but there is no plan for it yet", "set 1")
-        for axis in ("tp", "cp", "ep", "pp")
-        if (degree := getattr(dims, axis)) > 1
-    )
+    if dims.pp > 1:
+        raise ConfigError.one("distributed_setup.pp", f"{dims.pp}, but there are no stages of it", "set 1")
     model = construct_on_meta(config, getattr(torch, training.dtype))
     assert isinstance(model, AutoCausalLM)
     model.apply_overrides(setup.plan_overrides, parallelism)

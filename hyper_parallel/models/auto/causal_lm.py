@@ -12,11 +12,17 @@ from torch import nn
 
 from hyper_parallel.config.configurable import setting
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
+from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.models.auto import attention, experts
+from hyper_parallel.models.auto.adapted_modules import adapt_modules
 from hyper_parallel.models.auto.initializers import recorded_initializers
 from hyper_parallel.models.auto.layout import layout_faults, layout_of
+from hyper_parallel.models.auto.routing import TokensByRow
+from hyper_parallel.models.auto.sharding import sharding_faults, sharding_plan
+from hyper_parallel.models.common.attention import fullgraph_faults
+from hyper_parallel.models.common.decoder import Output
 from hyper_parallel.models.common.documents import WholeRows
-from hyper_parallel.models.common.embedding import TiedHead
+from hyper_parallel.models.common.embedding import TiedHead, WholeVocabulary
 from hyper_parallel.models.common.moe import LoadBalancing, RouterStats, summed
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
@@ -46,6 +52,11 @@ class AutoCausalLM(BaseModel):
         def vocab_size(self) -> int:
             """Token ids are below this."""
             return self.hf_config().vocab_size
+
+        @property
+        def hidden_size(self) -> int:
+            """Size of the residual stream."""
+            return self.hf_config().hidden_size
 
         def hf_config(self) -> Any:
             """The PretrainedConfig, changes included.
@@ -90,12 +101,30 @@ class AutoCausalLM(BaseModel):
                     raise ConfigError.one("model_spec", fact, "choose another model") from error
 
         def update_from_config(self, trainer_config: Any) -> None:
-            model = self.construct()
-            raise_faults([*layout_faults(model, layout_of(model)), *self._row_faults(trainer_config.training.seq_len)])
+            raise_faults(fullgraph_faults(trainer_config.compile))
+            self.set_sharding_config(trainer_config.parallelism, trainer_config.training.seq_len)
 
-        def _row_faults(self, seq_len: int) -> Iterator[Fault]:
+        def set_sharding_config(self, parallelism: ParallelismConfig, seq_len: int | None = None) -> None:
+            """Fills in `sharding`, where there is more than one rank along tp, cp or ep.
+
+            Args:
+                seq_len: tokens of a row. None: any.
+
+            Raises:
+                ConfigError: the model is not understood, or cannot be spread so.
+            """
+            model = self.construct()
+            layout = layout_of(model)
+            raise_faults([*layout_faults(model, layout), *self._row_faults(seq_len)])
+            if max(parallelism.tp, parallelism.cp, parallelism.ep) == 1:
+                return
+            adapt_modules(model)
+            raise_faults(sharding_faults(model, layout, parallelism, seq_len))
+            self.sharding = sharding_plan(model, layout, parallelism)
+
+        def _row_faults(self, seq_len: int | None) -> Iterator[Fault]:
             longest = self.hf_config().max_position_embeddings
-            if seq_len > longest:
+            if seq_len is not None and seq_len > longest:
                 fact = f"{seq_len} is above the model's max_position_embeddings {longest}"
                 yield Fault("training.seq_len", fact, f"give {longest} or less")
 
@@ -105,7 +134,13 @@ class AutoCausalLM(BaseModel):
         model = config.construct()
         self.layout = layout = layout_of(model)
         raise_faults(layout_faults(model, layout))
-        self._initializers = recorded_initializers(model)
+        initializers = recorded_initializers(model)
+        self.param_init = {
+            name: initializers[id(parameter)]
+            for name, parameter in model.named_parameters()
+            if id(parameter) in initializers
+        }
+        adapt_modules(model)
         hf_config = model.config
         self.vocab_size, self.max_seq_len = hf_config.vocab_size, hf_config.max_position_embeddings
         self.balance_coefficient: float = getattr(hf_config, "router_aux_loss_coef", 0.0) if layout.routers else 0.0
@@ -118,16 +153,17 @@ class AutoCausalLM(BaseModel):
         self.add_module(layout.base, model.base_model)
         if not self.is_tied:
             self.add_module(layout.head, model.get_output_embeddings())
-        self.param_init = {
-            name: self._initializers[id(parameter)]
-            for name, parameter in self.named_parameters()
-            if id(parameter) in self._initializers
-        }
         self.rows = WholeRows.Config().build()
+        self.tokens_by_row = TokensByRow.Config().build()
         self.balance = LoadBalancing.Config().build()
+        self.vocabulary = WholeVocabulary.Config(vocab_size=self.vocab_size).build()
+        self.logits_output = Output.Config().build()
+        self.loss_output = Output.Config().build()
         self._stats: dict[int, RouterStats] = {}
         for layer, name in enumerate(layout.routers):
-            self.get_submodule(name).register_forward_hook(partial(self._note_routing, layer))
+            router = self.get_submodule(name)
+            router.parameter_roles = {"weight": "router"}
+            router.register_forward_hook(partial(self._note_routing, layer))
 
     def verify_module_protocol(self) -> None:
         """
@@ -155,7 +191,7 @@ class AutoCausalLM(BaseModel):
         self._stats = {}
         self._batch = batch
         hidden_BTC = self.get_submodule(self.layout.base)(
-            input_ids=rows.input_ids_BT,
+            inputs_embeds=self.get_submodule(self.layout.embedding)(rows.input_ids_BT),
             position_ids=rows.position_ids_BT,
             use_cache=False,
             documents=rows.documents,
@@ -171,10 +207,12 @@ class AutoCausalLM(BaseModel):
         self._stats = {}
         head = self._head()
         if loss_fn is None:
-            return output._replace(logits=head(hidden_BTC))
+            logits_BTV = self.logits_output(hidden_BTC, lambda hidden_BTC: self.vocabulary(head(hidden_BTC)))
+            return output._replace(logits=logits_BTV)
         if rows.labels_BT is None:
             raise ValueError("loss_fn is given without labels_BT")
-        return output._replace(loss_sum=loss_fn(hidden_BTC, head, rows.labels_BT))
+        loss_sum = self.loss_output(hidden_BTC, lambda hidden_BTC: loss_fn(hidden_BTC, head, rows.labels_BT))
+        return output._replace(loss_sum=loss_sum)
 
     def blocks(self) -> list[nn.Module]:
         return [self.get_submodule(name) for name in self.layout.blocks]
@@ -215,11 +253,11 @@ class AutoCausalLM(BaseModel):
     def _note_routing(self, layer: int, router: nn.Module, args: Any, output: Any) -> None:
         """What the router did, seen from outside: a layer of transformers hands nothing on but hidden states."""
         logits_NE, _, experts_NK = output
-        chosen_BA = experts_NK.reshape(self._batch, -1)
+        chosen_BA = self.tokens_by_row(experts_NK, self._batch).flatten(1)
         tokens_BE = torch.zeros(self._batch, logits_NE.shape[-1], dtype=torch.int64, device=chosen_BA.device)
         tokens_BE = tokens_BE.scatter_add(1, chosen_BA, torch.ones_like(chosen_BA))
         probability_BE = None
         if self.balance_coefficient:
             wide = torch.promote_types(logits_NE.dtype, torch.float32)
-            probability_BE = logits_NE.softmax(-1, dtype=wide).unflatten(0, (self._batch, -1)).sum(1)
+            probability_BE = self.tokens_by_row(logits_NE.softmax(-1, dtype=wide), self._batch).sum(1)
         self._stats[layer] = RouterStats(tokens_BE, probability_BE)

@@ -36,7 +36,7 @@ def layout_of(model: nn.Module) -> Layout:
         embedding=names.get(id(model.get_input_embeddings()), ""),
         head=names.get(id(model.get_output_embeddings()), ""),
         blocks=tuple(name for name, module in model.named_modules() if type(module).__name__ in kinds),
-        routers=tuple(name for name, module in model.named_modules() if _is_router(module)),
+        routers=tuple(name for name, module in model.named_modules() if is_router(module)),
     )
 
 
@@ -52,8 +52,9 @@ def layout_faults(model: nn.Module, layout: Layout) -> Iterator[Fault]:
     if not layout.embedding or not layout.head or children != {layout.base, layout.head}:
         yield _fault(kind, f"consists of {', '.join(sorted(children))}, not of a base model and an output matrix")
         return
-    if not isinstance(model.get_submodule(layout.head), nn.Linear):
-        yield _fault(layout.head, f"is a {type(model.get_submodule(layout.head)).__name__}, not a Linear")
+    head = model.get_submodule(layout.head)
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        yield _fault(layout.head, f"is a {type(head).__name__}, not a Linear without bias")
     if not layout.blocks or len({name.rpartition(".")[0] for name in layout.blocks}) > 1:
         yield _fault(kind, f"has its layers ({', '.join(model._no_split_modules or ())}) not in one list")
         return
@@ -71,7 +72,7 @@ def _fault(module: str, fact: str) -> Fault:
 def _strangeness(name: str, module: nn.Module, layout: Layout) -> str | None:
     """Why `module` is not understood. None: it is."""
     block = next((block for block in layout.blocks if name == block or name.startswith(f"{block}.")), None)
-    if _is_attention(module):
+    if is_attention(module):
         if not getattr(module, "is_causal", False):
             return "is not causal"
         if dropout := _attention_dropout(module):
@@ -80,13 +81,13 @@ def _strangeness(name: str, module: nn.Module, layout: Layout) -> str | None:
         return None
     if name == layout.head or (isinstance(module, nn.Embedding) and block is None):
         return None
-    if _is_norm(module):
+    if is_norm(module):
         return None
     if block is None:
         return "stands outside of the layers, and is neither an embedding nor a norm"
-    if type(module).__name__ == "Conv1D" or type(module) is nn.Linear or _is_router(module):
+    if is_conv1d(module) or type(module) is nn.Linear or is_router(module):
         return None
-    if {leaf for leaf, _ in module.named_parameters(recurse=False)} == {"gate_up_proj", "down_proj"}:
+    if is_stacked_experts(module):
         return _strange_experts(module)
     return "is neither a matrix, a norm, a router nor stacked experts"
 
@@ -108,7 +109,8 @@ def _strange_experts(module: nn.Module) -> str | None:
     return None
 
 
-def _is_attention(module: nn.Module) -> bool:
+def is_attention(module: nn.Module) -> bool:
+    """Whether it calls the attention function that its config names."""
     return type(module).__name__.endswith("Attention")
 
 
@@ -117,11 +119,22 @@ def _attention_dropout(module: nn.Module) -> float:
     return dropped.p if isinstance(dropped, nn.Dropout) else getattr(module, "attention_dropout", 0.0)
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
+    """Whether it normalises the last dim, and has vectors to scale and shift it."""
     return type(module).__name__.endswith("Norm") and all(p.dim() == 1 for p in module.parameters(recurse=False))
 
 
-def _is_router(module: nn.Module) -> bool:
+def is_router(module: nn.Module) -> bool:
     """Whether it gives logits, weights and indices of the chosen experts, as softmax routers of transformers do."""
     names = {name for name, _ in module.named_parameters(recurse=False)}
     return type(module).__name__.endswith("TopKRouter") and names == {"weight"} and hasattr(module, "top_k")
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is a matrix stored [in, out], with a bias."""
+    return type(module).__name__ == "Conv1D"
+
+
+def is_stacked_experts(module: nn.Module) -> bool:
+    """Whether it has the matrices of several experts, with gate above up."""
+    return {leaf for leaf, _ in module.named_parameters(recurse=False)} == {"gate_up_proj", "down_proj"}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.sections import CompileConfig
 from hyper_parallel.models.common.documents import DocumentGroups
 from hyper_parallel.models.common.linear import Linear
 from hyper_parallel.models.common.norm import Float64Rounding, RMSNorm
@@ -76,7 +78,8 @@ class Attention(Module):
 
 
 class HeadAttention(Module):
-    """What attention does on each head by itself, whichever of the heads are given: rotation and the softmax."""
+    """What attention does on each head by itself, whichever of the heads are given: rotation and the softmax. Without
+    `rope` nothing is rotated."""
 
     eager_methods = ("attend_eagerly",)  # every packing has its own shapes, and each would be compiled anew
 
@@ -85,11 +88,12 @@ class HeadAttention(Module):
         q_BTHD: torch.Tensor,
         k_BTKD: torch.Tensor,
         v_BTKD: torch.Tensor,
-        rope: RopeTables,
+        rope: RopeTables | None,
         documents: DocumentGroups | None,
     ) -> torch.Tensor:
         """[B, T, H, D]"""
-        q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
+        if rope is not None:
+            q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
         if documents is None:
             return causal_attention(q_BTHD, k_BTKD, v_BTKD)
         return self.attend_eagerly(partial(document_attention, documents=documents), q_BTHD, k_BTKD, v_BTKD)
@@ -99,6 +103,13 @@ class HeadAttention(Module):
     ) -> torch.Tensor:
         """``attend(q, k, v)``, outside of compiled graphs."""
         return attend(q_BTHD, k_BTKD, v_BTKD)
+
+
+def fullgraph_faults(compile: CompileConfig) -> Iterator[Fault]:
+    """The fault of a run that wants one graph a block."""
+    if compile.enable and compile.fullgraph:
+        fact = "True, but attention within packed documents stays outside the graph of a block"
+        yield Fault("compile.fullgraph", fact, "set it False")
 
 
 def document_attention(

@@ -12,7 +12,7 @@ from torch import nn
 from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_least
 from hyper_parallel.distributed.pipeline_plan import layer_faults
-from hyper_parallel.models.common.attention import Attention
+from hyper_parallel.models.common.attention import Attention, fullgraph_faults
 from hyper_parallel.models.common.documents import DocumentGroups, WholeRows
 from hyper_parallel.models.common.embedding import Embedding, TiedHead, WholeVocabulary
 from hyper_parallel.models.common.feed_forward import FeedForward
@@ -180,12 +180,7 @@ class Decoder(BaseModel):
                     f"{rows} is above the model's max_position_embeddings {self.max_position_embeddings}",
                     "shorten the rows, or set rope_parameters and max_position_embeddings for longer ones",
                 )
-            if trainer_config.compile.enable and trainer_config.compile.fullgraph:
-                yield Fault(
-                    "compile.fullgraph",
-                    "True, but attention within packed documents stays outside the graph of a block",
-                    "set it False",
-                )
+            yield from fullgraph_faults(trainer_config.compile)
             if parallelism.tp > 1:
                 from hyper_parallel.models.common.decoder_sharding import divisibility_faults
 

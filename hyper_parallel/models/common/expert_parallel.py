@@ -51,12 +51,12 @@ def _dispatched_experts(
     rows_E: torch.Tensor,
 ) -> torch.Tensor:
     dispatch = keep(lambda: plan_dispatch(experts_BTK, rows_E, group))
-    x_NC, token = x_BTC.flatten(0, 1), dispatch.order // experts_BTK.shape[-1]
+    x_NC, token = x_BTC.flatten(0, -2), dispatch.order // experts_BTK.shape[-1]
     weight = weights_BTK.flatten().index_select(0, dispatch.order)
     received_RC = exchange(x_NC.index_select(0, token), dispatch.sent, dispatch.received, group)
     # A received row has one expert here; its weight is applied at home.
-    one_R1 = weight.new_ones(1, len(received_RC), 1)
-    made_RC = Experts.forward(module, received_RC[None], one_R1, dispatch.experts[None, :, None], dispatch.rows_E)[0]
+    one_R1 = weight.new_ones(len(received_RC), 1)
+    made_RC = Experts.forward(module, received_RC, one_R1, dispatch.experts[:, None], dispatch.rows_E)
     returned_AC = exchange(made_RC, dispatch.received, dispatch.sent, group)
     out_NC = torch.zeros_like(x_NC).index_add(0, token, returned_AC * weight[:, None])
     return out_NC.view_as(x_BTC).clone()  # FSDP hangs its hooks on the output, and they do not stay on a view

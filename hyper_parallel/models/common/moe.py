@@ -104,12 +104,13 @@ class Experts(Module):
     def forward(
         self, x_BTC: torch.Tensor, weights_BTK: torch.Tensor, experts_BTK: torch.Tensor, rows_E: torch.Tensor
     ) -> torch.Tensor:
-        """Weighted sum over each token's experts, [B, T, C]. `rows_E` counts the tokens of each expert."""
+        """Weighted sum over each token's experts, [B, T, C]. `rows_E` counts the tokens of each expert. Tokens may as
+        well come as [N, C]."""
         gate_up_EIC = self.gate_up_proj.flatten(1, 2)
         out_NC = weighted_experts(
-            x_BTC.flatten(0, 1),
-            weights_BTK.flatten(0, 1),
-            experts_BTK.flatten(0, 1),
+            x_BTC.flatten(0, -2),
+            weights_BTK.flatten(0, -2),
+            experts_BTK.flatten(0, -2),
             rows_E,
             gate_up_EIC,
             self.down_proj,

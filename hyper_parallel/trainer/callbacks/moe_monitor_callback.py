@@ -13,7 +13,7 @@ from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.reductions import all_reduce_sum
 from hyper_parallel.distributed.together import gathered
-from hyper_parallel.protocols.module import Module
+from hyper_parallel.protocols.roles import parameter_role
 from hyper_parallel.trainer.callbacks.base import ConfiguredCallback, TrainerState
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class MoEMonitorCallback(ConfiguredCallback):
         super().__init__(config, trainer=trainer)
         modules = (module for part in trainer.model_parts for module in part.modules())
         has_router = any(
-            "router" in module.parameter_roles.values() for module in modules if isinstance(module, Module)
+            parameter_role(module, name) == "router"
+            for module in modules
+            for name, _ in module.named_parameters(recurse=False)
         )
         if not any(gathered(has_router)):  # a stage of a pipeline may have none
             raise ConfigError.one(

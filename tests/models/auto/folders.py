@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import nn
 
@@ -70,3 +71,15 @@ def save(model: nn.Module, folder: Path) -> str:
     """Writes `model` as transformers does."""
     model.save_pretrained(folder)
     return str(folder)
+
+
+def balance(logits: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """transformers' auxiliary loss of a row in float64, which its own function rounds to float32."""
+    tokens, probability = 0, 0
+    for logits_NE in logits:
+        probability_NE = logits_NE.softmax(-1)
+        chosen_NK = probability_NE.topk(2).indices
+        tokens = tokens + F.one_hot(chosen_NK, 4).sum((0, 1)).double()
+        probability = probability + probability_NE.sum(0)
+    seen = sum(len(each) for each in logits)
+    return 0.01 * 4 * ((tokens / seen) * (probability / seen)).sum()

@@ -54,11 +54,13 @@ def spread_head_attention(
     q_BTHD: torch.Tensor,
     k_BTKD: torch.Tensor,
     v_BTKD: torch.Tensor,
-    rope: RopeTables,
+    rope: RopeTables | None,
     documents: SpreadAttention,
 ) -> torch.Tensor:
     """[B, T, H, D] of this rank's tokens."""
-    return module.attend_eagerly(documents.attend, apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope), v_BTKD)
+    if rope is not None:
+        q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
+    return module.attend_eagerly(documents.attend, q_BTHD, k_BTKD, v_BTKD)
 
 
 def output_of_whole_rows(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,8 +19,10 @@ from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan
 
 
-def with_context_parallel(plan: ShardingPlan, parallelism: ParallelismConfig) -> ShardingPlan:
-    """`plan`, with a part of every row on each rank of axis cp.
+def with_context_parallel(
+    plan: ShardingPlan, parallelism: ParallelismConfig, heads: Sequence[str] = ("layers.*.self_attn.heads",)
+) -> ShardingPlan:
+    """`plan`, in which `heads` are those of a HeadAttention, with a part of every row on each rank of axis cp.
 
     Rows are split before the first layer. All layers work on a rank's own tokens, but for the attention, which sees
     those of the other ranks; losses are summands.
@@ -33,16 +35,20 @@ def with_context_parallel(plan: ShardingPlan, parallelism: ParallelismConfig) ->
     def split(placement: NamedPlacement) -> NamedPlacement:
         return placement | {MeshAxisName.CP: Shard(1)}
 
-    heads, unit = plan["layers.*.self_attn.heads"], sequence_ranks(parallelism)
+    unit = sequence_ranks(parallelism)
     attention = ATTENTIONS[parallelism.cp_method]
-    return plan | {
-        "rows": ShardingConfig(local_map=on_ranks(partial(own_part_of_rows, attention=attention, unit=unit))),
-        "layers.*.self_attn.heads": replace(
+
+    def over_tokens(heads: ShardingConfig) -> ShardingConfig:
+        return replace(
             heads,
             in_src={argument: split(placement) for argument, placement in heads.in_src.items()},
             out_src=tuple(map(split, heads.out_src)),
             local_map=on_ranks(partial(spread_head_attention)),
-        ),
+        )
+
+    return plan | {
+        "rows": ShardingConfig(local_map=on_ranks(partial(own_part_of_rows, attention=attention, unit=unit))),
+        **{name: over_tokens(plan[name]) for name in heads},
         "balance": ShardingConfig(
             in_src={"tokens_BE": {MeshAxisName.CP: Partial()}}, in_dst={"tokens_BE": {}}, local_map=LocalMap()
         ),

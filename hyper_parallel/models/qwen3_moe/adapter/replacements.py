@@ -48,7 +48,8 @@ class GroupedExperts(nn.Module):
         rows_E = torch.zeros(len(self.gate_up_proj), dtype=torch.int64, device=top_k_index.device)
         rows_E = rows_E.scatter_add(0, top_k_index.flatten(), torch.ones_like(top_k_index.flatten()))
         weights_NK = top_k_weights.to(hidden_states.dtype)
-        return weighted_experts(hidden_states, weights_NK, top_k_index, rows_E, self.gate_up_proj, self.down_proj)
+        gate_up_EIC = self.gate_up_proj.flatten(1, -2)  # an AutoCausalLM keeps gate and up apart
+        return weighted_experts(hidden_states, weights_NK, top_k_index, rows_E, gate_up_EIC, self.down_proj)
 
 
 @module_replacement
@@ -62,9 +63,12 @@ def replace_attention(module: nn.Module, module_fqn: str, context: ReplacementCo
     """A GroupedQueryAttention.
 
     Raises:
-        ConfigError: rows are spread over ranks, which it does not know of.
+        ConfigError: rows are spread over ranks, which it does not know of, or it is to compute on DTensors.
     """
     _refuse(context, "cp", module_fqn, "it sees the tokens of one rank alone")
+    if context.mode == "validate":
+        fact = f"{module_fqn} is replaced, but parallelism.mode is validate: its kernel takes no DTensor"
+        raise ConfigError.one("plan_overrides", fact, "set production, or leave the override out")
     return GroupedQueryAttention(module).train(module.training)
 
 
