@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 import torch.distributed.checkpoint.staging
@@ -29,7 +30,19 @@ def serve() -> None:
         port, words = json.loads(line)
         pids = [_fork(rank, port, words) for rank in range(RANKS)]
         print(*pids, flush=True)
-        print(*[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids], flush=True)
+        print(*_exit_codes(pids), flush=True)
+
+
+def _exit_codes(pids: list[int]) -> list[int]:
+    """Waits for all. As a launcher does, it ends the others when one has failed."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        pid, status = os.wait()
+        codes[pid] = os.waitstatus_to_exitcode(status)
+        for other in pids if codes[pid] != 0 else ():
+            if other not in codes:
+                os.kill(other, signal.SIGTERM)
+    return [codes[pid] for pid in pids]
 
 
 def _fork(rank: int, port: int, words: list[str]) -> int:

@@ -354,6 +354,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     root = tmp_path / "checkpoint"
     for mode in ("none", "thread"):
         run = Run(tmp_path, keep_latest_k=1, async_mode=mode)
+        with torch.no_grad():
+            run.model.embed.weight[0, :2] = 1e308  # finite, though their sum is not
         run.manager.save(2)
         with torch.no_grad():
             run.model.layers[1].norm.weight[0] = torch.inf
