@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import DupFd
@@ -105,7 +107,7 @@ class _Spool:
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype = dtype
-        self._file = tempfile.TemporaryFile(prefix="hyper_parallel_")  # noqa: SIM115  open as long as the array
+        self._file = tempfile.TemporaryFile(prefix="hyper_parallel_")  # noqa: SIM115  closed by finish()
         self.size = 0
 
     def append(self, numbers: npt.ArrayLike) -> None:
@@ -114,15 +116,20 @@ class _Spool:
         self.size += array.size
 
     def finish(self) -> npt.NDArray:
-        self._file.flush()
-        return _mapped(self._file, self._dtype, self.size) if self.size else np.empty(0, self._dtype)
+        with self._file as file:
+            file.flush()
+            return _mapped(file, self._dtype, self.size) if self.size else np.empty(0, self._dtype)
 
 
 def _mapped(file: IO[bytes], dtype: np.dtype, size: int) -> MappedNumbers:
-    return MappedNumbers.of(
-        np.memmap(file, dtype, "r", shape=(size,)), lambda: (_mapped_again, (DupFd(file.fileno()), dtype, size))
+    descriptor = os.dup(file.fileno())  # by which a worker gets at a file that has no name
+    numbers = MappedNumbers.of(
+        np.memmap(file, dtype, "r", shape=(size,)), lambda: (_mapped_again, (DupFd(descriptor), dtype, size))
     )
+    weakref.finalize(numbers, os.close, descriptor)
+    return numbers
 
 
 def _mapped_again(descriptor: Any, dtype: np.dtype, size: int) -> MappedNumbers:
-    return _mapped(open(descriptor.detach(), "rb"), dtype, size)
+    with open(descriptor.detach(), "rb") as file:
+        return _mapped(file, dtype, size)
