@@ -14,7 +14,7 @@ from benchmarks.parity.matrix import short_matrix
 from benchmarks.parity.run import Result, run, table
 from tests.distributed_world import RankError
 
-STEPS = 4
+STEPS = 3
 
 
 @pytest.fixture(scope="module")

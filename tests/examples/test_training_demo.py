@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_the_demo_trains_on_two_ranks(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", str(DEMO / "run.sh"), str(tmp_path / "train.yaml"), "--training.max_steps=3"],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=200,

@@ -14,7 +14,7 @@ from tests.distributed_world import run_world
 from tests.trainer.runs import deterministic, metrics, tiny_config
 from tests.trainer.test_tensor_parallel import LP, SP, TOLERANCE, VALIDATE, Case, train, worst
 
-STEPS = 6
+STEPS = 4
 
 
 @dataclass(frozen=True)
