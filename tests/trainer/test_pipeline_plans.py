@@ -16,7 +16,7 @@ from tests.trainer.runs import metrics
 from tests.trainer.test_context_parallel import ALL_GATHER, ULYSSES, SpreadCase, reference_folder
 from tests.trainer.test_tensor_parallel import LP, SP, TOLERANCE, VALIDATE, train, worst
 
-STEPS = 4
+STEPS = 6
 LAYERS = {"num_hidden_layers": 4}
 TIED = LAYERS | {"tie_word_embeddings": True}
 PP = {"pp": 2, "dp_shard": 1}
@@ -109,7 +109,7 @@ def test_follows_the_single_process(runs: Any, name: str) -> None:
     differences, curve = assert_follows(reference_folder(folder, case), folder / name), metrics(folder / name)
     assert differences.keys() == {"loss", "grad_norm", "validation_loss"} | (set() if case.dense else {"aux_loss"})
     assert [line["tokens"] for line in curve] == [8 * case.seq_len] * STEPS
-    assert curve[-1]["loss"] < curve[0]["loss"] - 0.01  # the curves fall: they are not equal because nothing moves
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.03  # the curves fall: they are not equal because nothing moves
 
 
 @pytest.mark.slow
