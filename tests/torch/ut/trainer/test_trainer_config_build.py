@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -106,7 +107,10 @@ def parallelize(model: BaseModel, parallel_dims: Any, **sections: Any) -> BaseMo
 
 
 @pytest.fixture
-def built() -> tuple[HyperTrainer, dict[str, dict[str, Any]], list[str]]:
+def built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[HyperTrainer, dict[str, dict[str, Any]], list[str]]:
+    monkeypatch.chdir(tmp_path)
     calls = FakeModel.calls = []
     model_config = FakeModel.Config()
     spec = ModelSpec(
