@@ -107,9 +107,7 @@ def parallelize(model: BaseModel, parallel_dims: Any, **sections: Any) -> BaseMo
 
 
 @pytest.fixture
-def built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[HyperTrainer, dict[str, dict[str, Any]], list[str]]:
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[HyperTrainer, dict[str, dict[str, Any]], list[str]]:
     monkeypatch.chdir(tmp_path)
     calls = FakeModel.calls = []
     model_config = FakeModel.Config()
