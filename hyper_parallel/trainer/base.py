@@ -16,6 +16,7 @@ from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
 from hyper_parallel.components.metrics import MetricsProcessor, StepMetrics
 from hyper_parallel.components.optimizer import OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
+from hyper_parallel.components.tokenizer import BaseTokenizer
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.errors import RunError
 from hyper_parallel.distributed.last_words import lost_peers_at
@@ -39,6 +40,7 @@ class BaseTrainer:
 
     config: TrainerConfig
     parallel_dims: ParallelDims
+    tokenizer: BaseTokenizer
     model_parts: list[BaseModel]
     clip_grad_fn: ClipGradFn
     loss: BaseLoss

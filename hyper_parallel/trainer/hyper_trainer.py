@@ -30,26 +30,10 @@ class HyperTrainer(BaseTrainer, Configurable):
         self.forward_backward = phases.build_forward_backward(
             config, self.model_parts, self.parallel_dims, self.loss, self.get_batch
         )
-        self.checkpointer = phases.build_checkpointer(  # 10
-            config,
-            model_config=model_config,
-            model_parts=self.model_parts,
-            optimizers=self.optimizers,
-            lr_schedulers=self.lr_schedulers,
-            tokenizer=self.tokenizer,
-            dataloader=self.dataloader,
-            train_state=self.state,
-        )
+        self.checkpointer = phases.build_checkpointer(config, self, model_config)  # 10
         self.metrics = phases.build_metrics(config, model, self.training_steps)  # 11
         self.profiler = phases.build_profiler(config)
-        self.validator = phases.build_validator(
-            config,
-            model_parts=self.model_parts,
-            evaluate=self.forward_backward.evaluate,
-            parallel_dims=self.parallel_dims,
-            tokenizer=self.tokenizer,
-            training_steps=self.training_steps,
-        )
+        self.validator = phases.build_validator(config, self)
         self.finite_guard = phases.guard_finite(config, self.model_parts)
         self.callbacks = phases.build_callbacks(config, self)
         self.dispatch("on_init_end")

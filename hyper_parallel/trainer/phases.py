@@ -47,7 +47,6 @@ from hyper_parallel.trainer.callbacks import (
     GarbageCollectionCallback,
     LoggingCallback,
     TqdmCallback,
-    TrainerState,
 )
 from hyper_parallel.trainer.callbacks.handler import failed_callback
 from hyper_parallel.trainer.config import DEFAULT_STEPS, TrainerConfig, schedule_faults
@@ -485,15 +484,7 @@ def build_forward_backward(
 
 
 def build_checkpointer(
-    config: TrainerConfig,
-    *,
-    model_config: BaseModel.Config | None,
-    model_parts: list[BaseModel],
-    optimizers: OptimizersContainer,
-    lr_schedulers: LRSchedulersContainer,
-    tokenizer: BaseTokenizer,
-    dataloader: BaseDataLoader,
-    train_state: TrainerState,
+    config: TrainerConfig, trainer: BaseTrainer, model_config: BaseModel.Config | None
 ) -> CheckpointManager:
     """Step 10. The manager knows Hugging Face's names where the model's spec has an adapter."""
     assert config.model_spec is not None
@@ -501,12 +492,12 @@ def build_checkpointer(
     return config.checkpoint.build(
         dump_folder=config.dump_folder,
         sd_adapter=None if adapter is None or model_config is None else adapter(model_config),
-        tokenizer=tokenizer,
-        model_parts=model_parts,
-        optimizers=optimizers,
-        lr_schedulers=lr_schedulers,
-        dataloader=dataloader,
-        train_state=train_state,
+        tokenizer=trainer.tokenizer,
+        model_parts=trainer.model_parts,
+        optimizers=trainer.optimizers,
+        lr_schedulers=trainer.lr_schedulers,
+        dataloader=trainer.dataloader,
+        train_state=trainer.state,
     )
 
 
@@ -529,23 +520,16 @@ def build_profiler(config: TrainerConfig) -> Profiler:
     return config.profiler.build(dump_folder=config.dump_folder)
 
 
-def build_validator(
-    config: TrainerConfig,
-    *,
-    model_parts: list[BaseModel],
-    evaluate: Callable[[list[dict[str, Any]]], torch.Tensor],
-    parallel_dims: ParallelDims,
-    tokenizer: BaseTokenizer,
-    training_steps: int,
-) -> Validator:
+def build_validator(config: TrainerConfig, trainer: BaseTrainer) -> Validator:
     """Step 11."""
+    dims = trainer.parallel_dims
     return config.validator.build(
-        model_parts=model_parts,
-        evaluate=evaluate,
-        loader_arguments=loader_arguments(config, parallel_dims, tokenizer),
-        dp_group=parallel_dims.dp_group,
-        loss_group=parallel_dims.loss_group,
-        training_steps=training_steps,
+        model_parts=trainer.model_parts,
+        evaluate=trainer.forward_backward.evaluate,
+        loader_arguments=loader_arguments(config, dims, trainer.tokenizer),
+        dp_group=dims.dp_group,
+        loss_group=dims.loss_group,
+        training_steps=trainer.training_steps,
     )
 
 

@@ -98,24 +98,8 @@ class TextTrainer(BaseTrainer):
             self.config, self.model_parts, self.parallel_dims, self.loss, self.get_batch
         )
         self.finite_guard = phases.guard_finite(self.config, self.model_parts)
-        self.checkpointer = phases.build_checkpointer(
-            self.config,
-            model_config=self.model_config,
-            model_parts=self.model_parts,
-            optimizers=self.optimizers,
-            lr_schedulers=self.lr_schedulers,
-            tokenizer=self.tokenizer,
-            dataloader=self.dataloader,
-            train_state=self.state,
-        )
-        self.validator = phases.build_validator(
-            self.config,
-            model_parts=self.model_parts,
-            evaluate=self.forward_backward.evaluate,
-            parallel_dims=self.parallel_dims,
-            tokenizer=self.tokenizer,
-            training_steps=self.training_steps,
-        )
+        self.checkpointer = phases.build_checkpointer(self.config, self, self.model_config)
+        self.validator = phases.build_validator(self.config, self)
 
     def _init_callbacks(self) -> None:
         """What watches the run."""

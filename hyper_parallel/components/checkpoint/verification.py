@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 import xxhash
 
-from hyper_parallel.components.checkpoint.storage import MARKER, CheckpointError, incompleteness, read_marker
+from hyper_parallel.components.checkpoint.storage import MARKER, CheckpointError, FileSeal, incompleteness, read_marker
 from hyper_parallel.distributed.process_group import rank
 from hyper_parallel.distributed.together import gathered, together
 
@@ -63,8 +63,8 @@ def _own_damage(folder: Path) -> str | None:
     if reason := incompleteness(folder):
         return reason
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    own = list(read_marker(folder)["files"])[rank() :: ranks]
-    return next((reason for name in own if (reason := file_damage(folder, name)) is not None), None)
+    own = list(read_marker(folder)["files"].items())[rank() :: ranks]
+    return next((reason for name, seal in own if (reason := _difference(folder, name, seal)) is not None), None)
 
 
 def file_damage(folder: Path, name: str) -> str | None:
@@ -72,6 +72,10 @@ def file_damage(folder: Path, name: str) -> str | None:
     seal = read_marker(folder)["files"].get(name)
     if seal is None:
         return f"{name} is not in its {MARKER}"
+    return _difference(folder, name, seal)
+
+
+def _difference(folder: Path, name: str, seal: FileSeal) -> str | None:
     digest, written = _digest(folder / name), seal["xxh3"]
     return None if digest == written else f"{name} is not what was written (digest {digest}, not {written})"
 

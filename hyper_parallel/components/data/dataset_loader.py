@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from hyper_parallel.components.data.step_sampler import StepBatchSampler
@@ -57,8 +56,6 @@ def build_dataloader(
         dataset,
         collate_fn=collate_fn,
         pin_memory=get_platform().pin_memory,
-        # Without one of its own it would draw from torch's global generator, and so change what is trained.
-        generator=torch.Generator(),
         drop_last=batch_sampler is None and drop_last,
         **chosen,  # type: ignore[arg-type]
         **worker_options(num_workers, PREFETCH_STEPS),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from torch.utils.data import Sampler
 
 from hyper_parallel.components.data.order import epoch_permutation
+from hyper_parallel.components.data.steps import rows_of_rank
 from hyper_parallel.config.errors import ConfigError
 
 
 class StepBatchSampler(Sampler[list[int]]):
     """Indices of one rank's rows, a list for each optimizer step from the present position to the end of the epoch.
 
-    Micro-batch m of data-parallel rank r gets `micro_batch_size` rows of the step, beginning with number
-    ``(m * dp_size + r) * micro_batch_size``: which rows a step trains on depends on no number of ranks.
+    A rank has those of `rows_of_rank`: which rows a step trains on depends on no number of ranks.
     """
 
     def __init__(
@@ -37,8 +36,7 @@ class StepBatchSampler(Sampler[list[int]]):
         self.epoch = self.first_step = 0
         self._seed = seed
         self.global_batch_size = global_batch_size
-        numbers = np.arange(global_batch_size).reshape(-1, dp_size, micro_batch_size)
-        self._own = numbers[:, dp_rank].flatten()
+        self._own = rows_of_rank(micro_batch_size, global_batch_size, dp_rank, dp_size).flatten()
 
     def go_to(self, epoch: int, step: int) -> None:
         """What is iterated next begins with step `step` of `epoch`."""

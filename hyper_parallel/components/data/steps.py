@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hyper_parallel.components.data.collate import collate
@@ -42,9 +41,8 @@ class BatchShape:
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """[micro-batches, B]: numbers of this rank's rows within a step."""
-        numbers = np.arange(self.global_batch_size)
-        return numbers.reshape(-1, self.dp_size, self.micro_batch_size)[:, self.dp_rank]
+        """See `rows_of_rank`."""
+        return rows_of_rank(self.micro_batch_size, self.global_batch_size, self.dp_rank, self.dp_size)
 
     def collate(self, rows: PackedRows) -> dict[str, Any]:
         """One micro-batch.
@@ -63,6 +61,12 @@ class BatchShape:
         return collate(rows, self.document_mask)
 
 
+def rows_of_rank(micro_batch_size: int, global_batch_size: int, dp_rank: int, dp_size: int) -> npt.NDArray[np.int64]:
+    """[micro-batches, B]: numbers of a rank's rows within a step. Micro-batch m of data-parallel rank r begins with
+    number ``(m * dp_size + r) * micro_batch_size``."""
+    return np.arange(global_batch_size).reshape(-1, dp_size, micro_batch_size)[:, dp_rank]
+
+
 def numbered_steps(
     rows: NumberedRows, shape: BatchShape, first_sample: int, *, num_workers: int, prefetch: int
 ) -> Iterator[MicroBatches]:
@@ -73,8 +77,6 @@ def numbered_steps(
         sampler=itertools.count(first_sample, shape.global_batch_size),
         collate_fn=as_it_is,
         pin_memory=get_platform().pin_memory,
-        # Without one of its own it would draw from torch's global generator, and so change what is trained.
-        generator=torch.Generator(),
         **worker_options(num_workers, prefetch),
     )
     return map(raise_errors, iterate(loader))

@@ -121,7 +121,6 @@ class RowStream:
             _Windows(self._source, self._transform, settings, self._beginning, self._position),
             batch_size=None,
             collate_fn=as_it_is,
-            generator=torch.Generator(),  # see numbered_steps
             **worker_options(settings.num_workers, settings.prefetch),
         )
         return map(raise_errors, iterate(loader))

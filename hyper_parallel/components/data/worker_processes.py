@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from hyper_parallel.config.errors import ConfigError
@@ -17,14 +18,15 @@ from hyper_parallel.config.errors import ConfigError
 
 def worker_options(num_workers: int, prefetch: int) -> dict[str, Any]:
     """Arguments of a DataLoader for so many processes, each of which prepares `prefetch` items ahead; 0: none."""
+    # Without a generator of its own it would draw from torch's global one, and so change what is trained.
+    alone = {"num_workers": num_workers, "generator": torch.Generator()}
     if not num_workers:
-        return {"num_workers": 0}
+        return alone
     # Not forked from this process: that copies locks which its other threads hold, for ever, and the device's driver.
     # The server that they are forked from has one thread, and imports what they need once for all of them.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "hyper_parallel.components.data.loader"])
-    return {
-        "num_workers": num_workers,
+    return alone | {
         "prefetch_factor": prefetch,
         "multiprocessing_context": context,
         "worker_init_fn": _follow_the_trainer,

@@ -119,8 +119,9 @@ class AutoCausalLM(BaseModel):
             if max(parallelism.tp, parallelism.cp, parallelism.ep) == 1:
                 return
             adapt_modules(model)
-            raise_faults(sharding_faults(model, layout, parallelism, seq_len))
-            self.sharding = sharding_plan(model, layout, parallelism)
+            plan = sharding_plan(model, layout, parallelism)
+            raise_faults(sharding_faults(model, layout, plan, parallelism, seq_len))
+            self.sharding = plan
 
         def _row_faults(self, seq_len: int | None) -> Iterator[Fault]:
             longest = self.hf_config().max_position_embeddings

@@ -97,10 +97,9 @@ def sharding_plan(model: nn.Module, layout: Layout, parallelism: ParallelismConf
 
 
 def sharding_faults(
-    model: nn.Module, layout: Layout, parallelism: ParallelismConfig, seq_len: int | None
+    model: nn.Module, layout: Layout, plan: ShardingPlan, parallelism: ParallelismConfig, seq_len: int | None
 ) -> Iterator[Fault]:
-    """What of `model` cannot be spread over the ranks of axes tp, cp and ep. `seq_len`: None: any."""
-    plan = sharding_plan(model, layout, parallelism)
+    """What of `model` its `plan` cannot spread over the ranks of axes tp, cp and ep. `seq_len`: None: any."""
     for name, module in model.named_modules():
         placed = plan[name].state_shardings if name in plan else {}
         if name == layout.head and _is_tied(model):
