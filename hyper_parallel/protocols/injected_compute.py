@@ -96,7 +96,10 @@ def _call_fault(compute: Any, signature: inspect.Signature) -> str | None:
     """Why `compute` cannot be called by position with the arguments of `signature`. None: it can."""
     if not callable(compute):
         return f"the factory made a {type(compute).__name__}, not a function"
-    own = inspect.signature(compute)
+    try:
+        own = inspect.signature(compute)
+    except ValueError:
+        return "the signature of the function cannot be read"
     names = named_arguments(signature)
     takes_any, wants_any = (any(p.kind is p.VAR_KEYWORD for p in s.parameters.values()) for s in (own, signature))
     try:
