@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from benchmarks.parity.combination import Combination
 from benchmarks.parity.run import TOLERANCE, quiet
@@ -58,9 +59,12 @@ def disturb(parameters: Iterable[torch.Tensor], seed: int) -> None:
     """Moves every number to one of its two neighbours in its type, by the toss of a coin."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
-        up = torch.rand(parameter.shape, generator=generator) < 0.5
-        infinity = torch.full_like(parameter, torch.inf)
-        parameter.copy_(torch.nextafter(parameter, torch.where(up, infinity, -infinity)))
+        weight = (
+            parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        )  # all of it: there is one process
+        up = torch.rand(weight.shape, generator=generator) < 0.5
+        infinity = torch.full_like(weight, torch.inf)
+        weight.copy_(torch.nextafter(weight, torch.where(up, infinity, -infinity)))
 
 
 def train_alone(folder: Path, dtype: str, steps: int) -> None:
