@@ -23,7 +23,7 @@ from tests.distributed_world import RankError, run_world
 
 TOLERANCE = 1e-9
 """Of the loss and of the gradient norm, at any step, in float64."""
-ROW_SECONDS = 240
+ROW_SECONDS = 600
 """How long one run may take before its ranks are ended, with a traceback of where each stood."""
 _START_SECONDS = 120
 _DONE = "done"
