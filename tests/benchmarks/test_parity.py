@@ -75,6 +75,15 @@ def test_a_run_that_falls_is_told_and_the_others_go_on(tmp_path: Path, monkeypat
         "",
         "1 passed, 2 failed: FAIL",
     ]
+    worlds.clear()
+    assert [result.passes for result in run([ONE, TWO, THREE], tmp_path / "runs", 2, resume=True)] == [
+        True,
+        False,
+        False,
+    ]
+    assert worlds == [[TWO]]
+    worlds.clear()
+    assert len(list(run([ONE], tmp_path / "runs", 2))) == 1 and worlds == [[ONE]]
 
 
 @pytest.mark.parametrize(
