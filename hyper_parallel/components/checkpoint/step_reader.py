@@ -48,8 +48,8 @@ class StepReader(FileSystemReader):
         return super().read_data(dataclasses.replace(plan, items=others), planner)
 
     def _read_tensor(self, file: BinaryIO, item: ReadItem, planner: LoadPlanner, memory: torch.Tensor) -> torch.Tensor:
-        """Reads `item` into `memory`, or into more where that is too small, and returns what it used: the pages of fresh
-        memory for every tensor would take longer than all else."""
+        """Reads `item` into `memory`, or into more where that is too small, and returns what it used. To find pages of
+        fresh memory for every tensor would take longer than all else."""
         place = self.storage_data[item.storage_index]
         saved = torch.load(self._slice_file(file, place), map_location="meta", weights_only=True)
         storage = saved.untyped_storage()
