@@ -19,7 +19,7 @@ from hyper_parallel.components.optimizer import AdamW
 from hyper_parallel.models.qwen3 import create_model_spec
 
 TIMES_RAW, TIMES_SAVE_FILE, STALL_SHARE = 0.9, 0.8, 0.1
-ROUNDS = 5
+ROUNDS = 9
 TOKENS = 512
 SIZES = {
     "hidden_size": 1024,

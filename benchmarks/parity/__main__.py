@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="only runs with this in their name, as --list shows")
     parser.add_argument("--short", action="store_true", help="only what the tests run: every two features, few ranks")
     parser.add_argument("--list", action="store_true", help="show the runs, and train none")
+    parser.add_argument("--resume", action="store_true", help="train only what an interrupted run of this has not")
     parser.add_argument("--output", metavar="FILE", help="the table as Markdown (default: outputs/parity/table.md)")
     arguments = parser.parse_args(argv)
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.list or not chosen:
         print("\n".join(f"{each.world_size} ranks: {each.name}" for each in chosen) or "there is no such run")
         return 0 if chosen else 2
-    results = list(run(chosen, FOLDER, arguments.steps))
+    results = list(run(chosen, FOLDER, arguments.steps, resume=arguments.resume))
     text = table(results, arguments.steps)
     print(text)
     output = Path(arguments.output or FOLDER / "table.md")

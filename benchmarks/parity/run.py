@@ -23,7 +23,7 @@ from tests.distributed_world import RankError, run_world
 
 TOLERANCE = 1e-9
 """Of the loss and of the gradient norm, at any step, in float64."""
-ROW_SECONDS = 240
+ROW_SECONDS = 600
 """How long one run may take before its ranks are ended, with a traceback of where each stood."""
 _START_SECONDS = 120
 _DONE = "done"
@@ -58,15 +58,22 @@ def quiet() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def run(combinations: Sequence[Combination], folder: Path, steps: int) -> Iterator[Result]:
-    """Trains all, few ranks first, with their metrics below `folder`, which is emptied."""
-    shutil.rmtree(folder, ignore_errors=True)
+def run(combinations: Sequence[Combination], folder: Path, steps: int, *, resume: bool = False) -> Iterator[Result]:
+    """Trains all, few ranks first, with their metrics below `folder`.
+
+    Args:
+        resume: take what an interrupted call, of the same code, has trained to its end there. Else it is emptied.
+    """
+    for place in folder.iterdir() if folder.exists() else ():
+        if not (resume and (place / _DONE).exists()):
+            shutil.rmtree(place)
     with quiet():
         for reference in dict.fromkeys(each.reference for each in combinations):
             _train_reference(reference, folder, steps)
     for size in sorted({each.world_size for each in combinations}):
         rows = [each for each in combinations if each.world_size == size]
-        errors = _run_in_worlds(size, rows, folder, steps)
+        left = [row for row in rows if not (folder / row.name / _DONE).exists()]
+        errors = _run_in_worlds(size, left, folder, steps)
         yield from (_result(row, errors.get(row, ""), folder, steps) for row in rows)
 
 

@@ -14,10 +14,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from benchmarks.parity.combination import Combination
+from benchmarks.parity.combination import TOKENS, Combination
 from benchmarks.parity.run import TOLERANCE, quiet
 from hyper_parallel import loss_compare
 from hyper_parallel.components.data import TextDataLoader
@@ -25,7 +27,7 @@ from hyper_parallel.loss_compare import Run
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 
-FOLDER = Path("outputs/parity/study")
+FOLDER = Path("outputs/parity_study")
 ALONE = Combination()
 STRATEGIES = {
     "fsdp 2": Combination(dp_shard=2),
@@ -34,12 +36,13 @@ STRATEGIES = {
     "ep 2": Combination(dp_shard=2, ep=2),
     "pp 2": Combination(pp=2, micro_batches=2),
 }
-DTYPES = {
+DTYPES: dict[str, dict[str, Any]] = {
     "float64": {"dtype": "float64"},
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
+    "float32": {"dtype": "float32", "seq_len": 4 * TOKENS},
+    "bfloat16": {"dtype": "float32", "mixed_precision_param": "bfloat16", "seq_len": 4 * TOKENS},
 }
-"""Fields of training. bfloat16 is what is computed in; weights are kept, and gradients summed, in float32."""
+"""Fields of training. bfloat16 is what is computed in; weights are kept, and gradients summed, in float32. Where curves
+part, rows are longer: of few tokens one that goes to another expert would decide the largest difference."""
 DISTURBED = ("disturbed 1", "disturbed 2", "disturbed 3")
 _SECONDS = 3600
 
@@ -58,9 +61,12 @@ def disturb(parameters: Iterable[torch.Tensor], seed: int) -> None:
     """Moves every number to one of its two neighbours in its type, by the toss of a coin."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
-        up = torch.rand(parameter.shape, generator=generator) < 0.5
-        infinity = torch.full_like(parameter, torch.inf)
-        parameter.copy_(torch.nextafter(parameter, torch.where(up, infinity, -infinity)))
+        weight = (
+            parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        )  # all of it: there is one process
+        up = torch.rand(weight.shape, generator=generator) < 0.5
+        infinity = torch.full_like(weight, torch.inf)
+        weight.copy_(torch.nextafter(weight, torch.where(up, infinity, -infinity)))
 
 
 def train_alone(folder: Path, dtype: str, steps: int) -> None:

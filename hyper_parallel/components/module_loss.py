@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,10 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from hyper_parallel.components.loss import IGNORE_INDEX, AutoCELoss, BaseLoss, LMHead
-from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.errors import ConfigError, Fault, RunError, raise_faults
 
 LossSum = Callable[[Tensor, LMHead, Tensor], Tensor]
 """As BaseLoss: ``(hidden_BTD, lm_head, labels_BT)`` -> sum over valid tokens."""
+
+
+class LossError(RunError):
+    """What a module returned is no loss."""
 
 
 class CausalLMOutput:
@@ -100,19 +105,34 @@ class ModuleLoss(BaseLoss):
         return {**prepared, "labels_BT": labels_BT, "loss_fn": partial(self, inside=inside)}
 
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor, inside: LossSum | None = None) -> Tensor:
+        """
+        Raises:
+            LossError: the module returned neither a scalar nor a dict of scalars.
+        """
         output = CausalLMOutput(hidden_BTD, lm_head, labels_BT, inside or self._cross_entropy)
         if inside is not None:
             output.logits = None  # type: ignore[assignment]  # the whole of them does not exist
-        mean = self.module(model_output=output, labels=unshifted(labels_BT))
-        if isinstance(mean, dict):
-            mean = torch.stack(list(mean.values())).sum()
-        if not isinstance(mean, Tensor) or mean.dim():
-            told = f"a tensor of {list(mean.shape)}" if isinstance(mean, Tensor) else f"a {type(mean).__name__}"
-            raise TypeError(
-                f"{type(self.module).__name__} returned {told}; a loss is a scalar tensor, or a dict of such"
-            )
+        returned = self.module(model_output=output, labels=unshifted(labels_BT))
+        means = list(returned.values()) if isinstance(returned, dict) else [returned]
+        strange = [_told(mean) for mean in means if not isinstance(mean, Tensor) or mean.dim()]
+        if strange or not means:
+            name, told = type(self.module).__name__, ", ".join(strange) or "an empty dict"
+            raise LossError(f"loss: {name} returned {told}; return a mean as a scalar tensor, or a dict of such")
         # Of a micro-batch without a valid token the step takes nothing, or refuses what is not 0.
-        return mean * output.valid_token_count.clamp(min=1)
+        return torch.stack(means).sum() * output.valid_token_count.clamp(min=1)
+
+
+def _told(value: Any) -> str:
+    return f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def forward_faults(module_class: type[nn.Module]) -> Iterator[Fault]:
+    """A fault if the forward of such a module cannot be called as that of a loss is."""
+    try:
+        inspect.signature(module_class.forward).bind(None, model_output=None, labels=None)
+    except TypeError:
+        fact = f"{module_class.__qualname__}.forward takes no model_output and labels"
+        yield Fault("loss", fact, "derive a module from it with forward(*, model_output, labels)")
 
 
 def unshifted(labels_BT: Tensor) -> Tensor:
@@ -124,11 +144,12 @@ def adopted_loss(product: Any, *, vocab_size: int) -> BaseLoss:
     """`product` of the loss slot as a loss of ours.
 
     Raises:
-        ConfigError: it is neither that nor a module.
+        ConfigError: it is neither that nor a module that can be called as a loss is.
     """
     if isinstance(product, BaseLoss):
         return product
     if isinstance(product, nn.Module):
+        raise_faults(forward_faults(type(product)))
         return ModuleLoss(product, vocab_size=vocab_size)
     fact = f"the target made a {type(product).__name__}, which is neither a torch.nn.Module nor a BaseLoss"
     raise ConfigError.one("loss", fact, "derive it from torch.nn.Module, with forward(*, model_output, labels)")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.config.configurable import Configurable
-from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.errors import ConfigError, Fault
 from hyper_parallel.protocols.roles import parameter_role
 
 logger = logging.getLogger(__name__)
@@ -38,20 +38,20 @@ class OptimizersContainer(Configurable):
         """`optimizers[i]` updates parameters of `model_parts[i]`.
 
         Raises:
-            ValueError: the two do not pair up, or an optimizer holds a parameter that its model part has not.
+            ConfigError: the two do not pair up, or an optimizer holds a parameter that its model part has not.
         """
         if len(model_parts) != len(optimizers):
-            raise ValueError(
-                f"{len(optimizers)} optimizer(s) for {len(model_parts)} model part(s): each part needs one of its own"
-            )
+            fact = f"{len(optimizers)} optimizer(s) for {len(model_parts)} model part(s)"
+            raise ConfigError.one("optimizer", fact, "make one for each of model_parts, in an OptimizersContainer")
         for i, (part, optimizer) in enumerate(zip(model_parts, optimizers, strict=True)):
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             named = {id(p): name for name, p in part.named_parameters()}
             if strangers := len(held - named.keys()):
-                raise ValueError(
+                fact = (
                     f"{type(optimizer).__name__} {i} holds {strangers} parameter(s) that its model part does not have, "
-                    "so their state has no name to be saved under; build it from the parameters of the final model"
+                    "so their state has no name to be saved under"
                 )
+                raise ConfigError.one("optimizer", fact, "build it from the parameters of the model that it is given")
             idle = [named[id(p)] for p in part.parameters() if p.requires_grad and id(p) not in held]
             if idle:
                 logger.warning("not trained, because no optimizer holds them: %s", ", ".join(idle))
@@ -214,18 +214,17 @@ def adopt(product: Any, model_parts: Sequence[nn.Module]) -> OptimizersContainer
     What has a `get_optimizer()` is asked for it.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: a torch optimizer given for several model parts, or one with parameters of another model.
+        ConfigError: it is neither, or a torch optimizer for several model parts, or one with parameters of another
+            model.
     """
     if not isinstance(product, OptimizersContainer | torch.optim.Optimizer) and hasattr(product, "get_optimizer"):
         product = product.get_optimizer()
     if isinstance(product, OptimizersContainer):
         return product
     if not isinstance(product, torch.optim.Optimizer):
-        raise TypeError(
-            f"optimizer: the target made a {type(product).__name__}; it must make a torch.optim.Optimizer, an "
-            "OptimizersContainer, or what has a get_optimizer() that returns one"
-        )
+        fact = f"the target made a {type(product).__name__}, which is neither a torch.optim.Optimizer nor a container"
+        remedy = "return one, or an object whose get_optimizer() does"
+        raise ConfigError.one("optimizer", fact, remedy)
     return OptimizersContainer(OptimizersContainer.Config(), model_parts=model_parts, optimizers=[product])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import ParallelismConfig
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.protocols.plan_override import PlanOverride
@@ -19,3 +20,14 @@ class DistributedSetup:
     """How parameters are stored and gathered."""
     plan_overrides: tuple[PlanOverride, ...] = ()
     """What is changed in the model before it is sharded."""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ConfigError: `parallelism` asks for other sizes than `parallel_dims` has, and one of them would be ignored.
+        """
+        own, asked = self.parallel_dims, ParallelDims.from_config(self.parallelism, self.parallel_dims.world_size)
+        if repr(own) != repr(asked):  # which leaves out the meshes
+            fact = f"parallel_dims is {own}, but parallelism asks for {asked}"
+            remedy = "make parallel_dims by ParallelDims.from_config(parallelism, world_size)"
+            raise ConfigError.one("distributed_setup", fact, remedy)

@@ -57,10 +57,12 @@ def apply_fsdp(
         cpu_offload: shards, gradients and optimizer state live in host memory: materialise the model there.
 
     Raises:
-        RuntimeError: there is no mesh, but mixed precision or offload was asked for, which FSDP alone does.
+        RuntimeError: there is no mesh, but several ranks, or mixed precision or offload, which FSDP alone does.
     """
     mesh = parallel_dims.fsdp_mesh
     if mesh is None:
+        if parallel_dims.world_size > 1:
+            raise RuntimeError(f"{parallel_dims} has no mesh; call init_distributed, then its build_mesh(device_type)")
         own_dtypes = {parameter.dtype for parameter in model.parameters()}
         if cpu_offload or own_dtypes - {param_dtype}:
             raise RuntimeError(

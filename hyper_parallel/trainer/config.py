@@ -16,6 +16,7 @@ from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
 from hyper_parallel.components.loss import AutoCELoss, BaseLoss
 from hyper_parallel.components.lr_scheduler import LRSchedulersContainer
 from hyper_parallel.components.metrics import MetricsProcessor, MetricsSink
+from hyper_parallel.components.module_loss import forward_faults
 from hyper_parallel.components.optimizer import AdamW, OptimizersContainer
 from hyper_parallel.components.profiler import Profiler
 from hyper_parallel.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer, folder_faults
@@ -51,6 +52,10 @@ __all__ = [
 
 DEFAULT_STEPS = 100
 """Optimizer steps of a run that is given neither steps nor epochs."""
+LOADER_RUNTIME = "tokenizer seq_len micro_batch_size global_batch_size dp_rank dp_size seed"
+"""What every dataloader is given."""
+DATASET_RUNTIME = "dataset collate_fn batch_sampler batch_size dp_world_size max_seq_len"
+"""What that of a `dataset` is given beside it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,11 +77,7 @@ class TrainerConfig(Configurable.Config):
     """Samples in Hugging Face's manner, with labels that are not shifted. None: `dataloader` reads for itself."""
     collate_fn: Buildable[object] | None = slot(None, runtime="num_micro_batch")
     """From the samples of a step to its micro-batches. Goes with `dataset`."""
-    dataloader: Buildable[BaseDataLoader] = slot(
-        TextDataLoader.Config,
-        runtime="tokenizer seq_len micro_batch_size global_batch_size dp_rank dp_size seed "
-        "dataset collate_fn batch_sampler batch_size dp_world_size max_seq_len",
-    )
+    dataloader: Buildable[BaseDataLoader] = slot(TextDataLoader.Config, runtime=f"{LOADER_RUNTIME} {DATASET_RUNTIME}")
     """One item for each optimizer step. The runtime arguments from `dataset` on are given beside that alone."""
     optimizer: Buildable[OptimizersContainer] = slot(AdamW.Config, runtime="model_parts params model")
     """Updates the weights."""
@@ -247,6 +248,9 @@ def dataset_faults(config: TrainerConfig) -> Iterator[Fault]:
         for name in ("data_transform", "collate_fn"):
             if getattr(config, name) is not None:
                 yield Fault(name, "is given, but dataset is not", "give a dataset, or leave it out")
+        if isinstance(config.dataloader, Target) and (lacks := config.dataloader.missing(LOADER_RUNTIME.split())):
+            fact = f"{config.dataloader.target_path} needs {', '.join(lacks)}, but dataset is not given"
+            yield Fault("dataloader", fact, "give a dataset, or leave it out")
         return
     if config.collate_fn is None:
         remedy = "give hyper_parallel.components.data.MakeMicroBatchCollator, or one of yours"
@@ -259,9 +263,11 @@ def dataset_faults(config: TrainerConfig) -> Iterator[Fault]:
 def _loss_faults(config: TrainerConfig) -> Iterator[Fault]:
     loss: Any = config.loss
     makes = loss.callable if isinstance(loss, Target) else type(loss).owner
-    if isinstance(makes, type) and issubclass(makes, nn.Module) and config.parallelism.cp > 1:
-        fact = f"{makes.__qualname__} is given whole rows, but parallelism.cp is {config.parallelism.cp}"
-        yield Fault("loss", fact, "set cp 1, or give a BaseLoss, which is a sum over tokens")
+    if isinstance(makes, type) and issubclass(makes, nn.Module):
+        yield from forward_faults(makes)
+        if config.parallelism.cp > 1:
+            fact = f"{makes.__qualname__} is given whole rows, but parallelism.cp is {config.parallelism.cp}"
+            yield Fault("loss", fact, "set cp 1, or give a BaseLoss, which is a sum over tokens")
     if not config.parallelism.loss_parallel:
         return
     if not getattr(makes, "spreads_vocabulary", False):
@@ -357,23 +363,21 @@ def _validation_faults(config: TrainerConfig) -> Iterator[Fault]:
                 yield Fault(f"callbacks.{i}.eval_steps", fact, "set validator.enable True")
         return
     held_out = validator.dataloader
-    if not (isinstance(train, TextDataLoader.Config) and isinstance(held_out, TextDataLoader.Config)):
+    if not isinstance(held_out, TextDataLoader.Config) or held_out.path is not None or held_out.sources:
         return
-    own = "sources are given" if train.sources else f"path is {train.path!r}" if train.path is not None else None
-    if held_out.path is not None or held_out.sources:
+    if config.dataset is not None:
+        own = "dataset is given"
+    elif not isinstance(train, TextDataLoader.Config):
+        own = "dataloader reads data of its own"
+    elif train.sources or train.path is not None:
+        own = "dataloader.sources are given" if train.sources else f"dataloader.path is {train.path!r}"
+    else:
+        if held_out.split == train.split:
+            fact = f"{held_out.split} is also what dataloader.split trains on"
+            yield Fault("validator.dataloader.split", fact, "set one of them to the other split")
         return
-    if own is not None:
-        yield Fault(
-            "validator.dataloader.path",
-            f"not given, but dataloader.{own}: the embedded corpus is not held-out data of that",
-            "give a file of held-out text",
-        )
-    elif held_out.split == train.split:
-        yield Fault(
-            "validator.dataloader.split",
-            f"{held_out.split} is also what dataloader.split trains on",
-            "set one of them to the other split",
-        )
+    fact = f"not given, but {own}: the embedded corpus is not held-out data of that"
+    yield Fault("validator.dataloader.path", fact, "give a file of held-out text")
 
 
 def _batch_faults(training: TrainingConfig, dp_size: int) -> Iterator[Fault]:

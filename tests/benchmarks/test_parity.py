@@ -56,7 +56,7 @@ def test_a_run_that_falls_is_told_and_the_others_go_on(tmp_path: Path, monkeypat
                 raise RankError("rank 1 raised:\nwhy")
 
     monkeypatch.setattr(parity, "run_world", run_world)
-    monkeypatch.setattr(parity, "_train_reference", lambda each, folder, steps: write(folder, each, [2.0, 1.0]))
+    monkeypatch.setattr(parity, "_train_reference", lambda each, folder, _: write(folder, each, [2.0, 1.0], done=False))
     found = list(run([ONE, TWO, THREE], tmp_path / "runs", 2))
     assert worlds == [[ONE, TWO, THREE], [THREE]]
     assert [result.passes for result in found] == [True, False, False]
@@ -75,6 +75,15 @@ def test_a_run_that_falls_is_told_and_the_others_go_on(tmp_path: Path, monkeypat
         "",
         "1 passed, 2 failed: FAIL",
     ]
+    worlds.clear()
+    assert [result.passes for result in run([ONE, TWO, THREE], tmp_path / "runs", 2, resume=True)] == [
+        True,
+        False,
+        False,
+    ]
+    assert worlds == [[TWO]]
+    worlds.clear()
+    assert len(list(run([ONE], tmp_path / "runs", 2))) == 1 and worlds == [[ONE]]
 
 
 @pytest.mark.parametrize(

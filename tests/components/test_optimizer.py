@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.components.optimizer import AdamW, OptimizersContainer, adopt, parameter_groups
-from hyper_parallel.config.errors import Fault
+from hyper_parallel.config.errors import ConfigError, Fault
 from tests.distributed_world import run_world
 
 IMPLEMENTATIONS = ("fused", "foreach", "for_loop")
@@ -204,11 +204,11 @@ def test_adopt_takes_torch_optimizers_of_this_model_only(caplog: pytest.LogCaptu
     model, other = net(), net()
     ours = adamw(model)
     assert adopt(ours, [model]) is ours
-    with pytest.raises(TypeError, match="made a dict"):
+    with pytest.raises(ConfigError, match="optimizer: the target made a dict, which is neither"):
         adopt({}, [model])
-    with pytest.raises(ValueError, match=r"SGD 0 holds 1 parameter\(s\) that its model part does not have"):
+    with pytest.raises(ConfigError, match=r"optimizer: SGD 0 holds 1 parameter\(s\) that its model part does not have"):
         adopt(torch.optim.SGD([other.head.bias], lr=1), [model])
-    with pytest.raises(ValueError, match=r"1 optimizer\(s\) for 2 model part\(s\)"):
+    with pytest.raises(ConfigError, match=r"optimizer: 1 optimizer\(s\) for 2 model part\(s\)"):
         adopt(torch.optim.SGD(model.parameters(), lr=1), [model, other])
     with caplog.at_level(logging.WARNING):
         adopt(torch.optim.SGD([model.embed.weight, model.norm.weight, model.norm.bias], lr=1), [model])

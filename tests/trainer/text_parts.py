@@ -52,9 +52,42 @@ class TrainedLoss(nn.Module):
         super().__init__()
         self.temperature = nn.Parameter(torch.ones(()))
 
+    def forward(self, *, model_output: Any, labels: torch.Tensor) -> torch.Tensor:
+        return model_output.loss * self.temperature
+
+
+class LossByToken(nn.Module):
+    """A vector where a number must be."""
+
+    def forward(self, *, model_output: Any, labels: torch.Tensor) -> torch.Tensor:
+        return model_output.logits.sum(-1)
+
+
+class LossOfNumbers(nn.Module):
+    """Numbers where tensors must be."""
+
+    def forward(self, *, model_output: Any, labels: torch.Tensor) -> dict[str, Any]:
+        return {"cross_entropy": 1.0, "other": model_output.loss}
+
+
+class LossOfOne(nn.Module):
+    """1, even where nothing is trained."""
+
+    def forward(self, *, model_output: Any, labels: torch.Tensor) -> torch.Tensor:
+        return model_output.loss + 1.0
+
 
 def no_loss() -> float:
     return 1.0
+
+
+def number():  # type: ignore[no-untyped-def]  # so that it can stand in any slot of a file
+    return 1.0
+
+
+def strange_optimizer(lr: float = 0.1) -> torch.optim.Optimizer:
+    """It trains a weight of its own."""
+    return torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=lr)
 
 
 def a_tenth_less_each_step(optimizer: torch.optim.Optimizer, train_iters: int) -> Any:
@@ -101,8 +134,31 @@ class LastTokenCollator:
 
 
 def one_micro_batch(num_micro_batch: int) -> Any:
-    """A collate function that does not do what it is asked for."""
+    """A collate function that does not do what it is asked for; and so are those behind it."""
     return lambda samples: {"input_ids": torch.stack([sample["input_ids"] for sample in samples])}
+
+
+def no_micro_batch(num_micro_batch: int) -> Any:
+    return lambda samples: []
+
+
+def bare_micro_batches(num_micro_batch: int) -> Any:
+    return lambda samples: [samples[i]["input_ids"] for i in range(num_micro_batch)]
+
+
+def unlabelled_micro_batches(num_micro_batch: int) -> Any:
+    return lambda samples: [{"input_ids": samples[i]["input_ids"][None]} for i in range(num_micro_batch)]
+
+
+def masked_micro_batches(num_micro_batch: int) -> Any:
+    """Nothing is trained."""
+    ids = torch.arange(16)[None]
+    return lambda samples: [{"input_ids": ids, "labels": torch.full_like(ids, -100)}] * num_micro_batch
+
+
+def no_items(dataset: Any) -> list[Any]:
+    """A dataloader without an item."""
+    return []
 
 
 def unlike_ranks(mesh_context: Any) -> list[list[dict[str, torch.Tensor]]]:

@@ -12,7 +12,7 @@ import transformers
 
 from hyper_parallel.components.loss import ChunkedCELoss
 from hyper_parallel.config.errors import ConfigError
-from hyper_parallel.config.sections import TrainingConfig
+from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.distributed.distributed_setup import DistributedSetup
 from hyper_parallel.distributed.hf_weights import HFWeightsError, save_hf_weights
 from hyper_parallel.distributed.parallel_dims import ParallelDims
@@ -150,9 +150,35 @@ def test_a_model_that_is_not_understood_is_refused_with_the_module(config: Any, 
 
 def test_a_pipeline_is_refused() -> None:
     config_class, sizes = FAMILIES["qwen3"]
-    setup = DistributedSetup(parallel_dims=ParallelDims(dp_replicate=1, dp_shard=1, pp=2))
+    parallelism = ParallelismConfig(dp_shard=1, pp=2)
+    setup = DistributedSetup(parallel_dims=ParallelDims.from_config(parallelism, 2), parallelism=parallelism)
     with pytest.raises(ConfigError, match=r"distributed_setup.pp: 2, but there are no stages of it; set 1"):
         HyperAutoModelForCausalLM.from_config(config_class(vocab_size=64, **sizes), distributed_setup=setup)
+
+
+def test_ranks_without_a_mesh_are_refused() -> None:
+    """They would not share anything."""
+    config_class, sizes = FAMILIES["qwen3"]
+    for parallelism in (ParallelismConfig(dp_shard=2), ParallelismConfig(dp_shard=1, tp=2)):
+        setup = DistributedSetup(parallel_dims=ParallelDims.from_config(parallelism, 2), parallelism=parallelism)
+        with pytest.raises(
+            RuntimeError, match=r"dp_shard=\d, .* has no mesh; call init_distributed, then its build_mesh"
+        ):
+            HyperAutoModelForCausalLM.from_config(config_class(vocab_size=64, **sizes), distributed_setup=setup)
+
+
+def test_sizes_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"parallelism.tp: dp_replicate 1 x tp 2 = 2 does not divide the world size 1"
+    ):
+        DistributedSetup(parallelism=ParallelismConfig(tp=2))
+    with pytest.raises(ConfigError) as caught:
+        DistributedSetup(parallel_dims=ParallelDims(dp_replicate=1, dp_shard=2, ep=2))
+    assert str(caught.value) == (
+        "distributed_setup: parallel_dims is ParallelDims(dp_replicate=1, dp_shard=2, cp=1, tp=1, pp=1, ep=2), but "
+        "parallelism asks for ParallelDims(dp_replicate=1, dp_shard=2, cp=1, tp=1, pp=1, ep=1); make parallel_dims by "
+        "ParallelDims.from_config(parallelism, world_size)"
+    )
 
 
 def test_changes_that_the_model_has_not_and_names_that_are_no_folder_are_refused(tmp_path: Path) -> None:
