@@ -78,6 +78,13 @@ def test_memory_as_documented() -> None:
     assert sections[3].save_ops == ("attention", "aten.topk.default")
 
 
+def test_a_rehearsed_run_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (ROOT / "docs" / "parallelism.md").read_text().partition("## What a run would do")[2]
+    world, *command = shlex.split(snippets(section, "bash")[1].replace("\\\n", ""))
+    config = manager.load(TrainerConfig, command[3:], world_size=int(world.removeprefix("WORLD_SIZE=")))
+    assert (config.comm.mode, config.ranks(8), config.training.steps) == ("fake", 8, 3)
+
+
 def test_models_of_transformers_as_documented(tmp_path: Path) -> None:
     theirs = tiny_model("gpt2", vocab_size=4096)
     folder = save(theirs, tmp_path / "model")

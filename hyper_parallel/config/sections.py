@@ -136,7 +136,7 @@ class ParallelismConfig(ConfigNode):
 
     def smallest_world_size(self) -> int:
         """Ranks that the degrees ask for, with one for a dp_shard of -1."""
-        fewest = self.ep // math.gcd(self.ep, self.cp)  # ep divides dp_shard x cp
+        fewest = self.ep // max(math.gcd(self.ep, self.cp), 1)  # ep divides dp_shard x cp
         return self.dp_replicate * (fewest if self.dp_shard == -1 else self.dp_shard) * self.tp * self.cp * self.pp
 
     def faults(self) -> Iterator[Fault]:
@@ -215,6 +215,10 @@ class CommConfig(ConfigNode):
     """auto: gloo on CPU, and the accelerator's own library beside gloo elsewhere. Else a torch.distributed backend."""
     timeout_seconds: int = 600
     """A collective that waits longer than this ends the run."""
+    mode: Literal["real", "fake"] = "real"
+    """fake: one process rehearses rank 0, as if the others were there, to see what a rank computes, keeps in memory and
+    writes to its log; `backend` is that of the real run. There are WORLD_SIZE ranks, or as few as the degrees of
+    parallelism ask for; collectives carry nothing, so that all numbers mean nothing, and none is saved."""
 
     def faults(self) -> Iterator[Fault]:
         yield from at_least(self, 1, "timeout_seconds")

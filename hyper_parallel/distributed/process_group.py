@@ -50,8 +50,40 @@ def first_to_tell() -> bool:
     return _is_first_to_tell
 
 
-def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
-    """Joins the other ranks that torchrun started, with the platform's backend unless `comm` names one.
+def join_fake(own_rank: int, ranks: int) -> None:
+    """A process group of `ranks` in which this process is `own_rank` and no other exists: collectives carry nothing.
+
+    A sum is this rank's own summand, and what is gathered are copies of its part; what another rank would send to it
+    alone stays as the memory was.
+
+    Raises:
+        ConfigError: torch has no such group for this device.
+    """
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  # it makes the backend known
+
+    device_type, known = get_platform().device_type, dist.Backend.backend_capability["fake"]
+    if device_type not in known:
+        fact = f"{device_type}, but torch's fake process group knows {', '.join(known)} alone"
+        raise ConfigError.one("HYPER_PARALLEL_DEVICE", fact, "set it to cpu to rehearse a run")
+    dist.init_process_group("fake", store=dist.HashStore(), rank=own_rank, world_size=ranks)
+
+
+def leave_fake() -> None:
+    """Leaves the group of `join_fake`."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    dist.destroy_process_group()
+    _clear_sharding_prop_cache()  # it knows the meshes of this group, which compare equal to those of the next
+
+
+def is_fake(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether `group`, by default that of all ranks, is one of `join_fake`, so that its numbers mean nothing."""
+    return dist.is_initialized() and dist.get_backend(group) == "fake"
+
+
+def init_distributed(comm: CommConfig, ranks: int | None = None, *, even_alone: bool = False) -> None:
+    """Joins the other ranks that torchrun started, with the platform's backend unless `comm` names one; or makes as if
+    there were `ranks` of them, if `comm` asks for that.
 
     A process group that stands already is used as it is.
 
@@ -59,7 +91,7 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
     the one rank of a group whose store lives in its memory, so that no address or port is taken.
 
     Raises:
-        ConfigError: torch.distributed has no such backend.
+        ConfigError: torch.distributed has no such backend, or no fake group for this device.
     """
     global _joined_here, _joined_times, _timeout, _is_first_to_tell
     if dist.is_initialized():
@@ -70,7 +102,9 @@ def init_distributed(comm: CommConfig, *, even_alone: bool = False) -> None:
         choices = f"choose one of auto, {', '.join(known)}"
         raise ConfigError.one("comm.backend", f"{comm.backend!r} is no backend of torch.distributed", choices)
     _timeout = timeout = timedelta(seconds=comm.timeout_seconds)
-    if launched_world_size() > 1:
+    if comm.mode == "fake":
+        join_fake(0, launched_world_size() if ranks is None else ranks)
+    elif launched_world_size() > 1:
         store, own_rank, ranks = next(dist.rendezvous("env://", timeout=timeout))
         # torchrun may keep one store for all its attempts: in it gloo would find addresses of ranks that have ended.
         store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -99,6 +133,9 @@ def destroy_distributed(*, callers_too: bool = False) -> None:
         return
     dist.barrier()
     gc.collect()
-    dist.destroy_process_group()
+    if is_fake():
+        leave_fake()
+    else:
+        dist.destroy_process_group()
     gc.collect()
     _joined_here = False

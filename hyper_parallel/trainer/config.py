@@ -39,6 +39,7 @@ from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.protocols.plan_override import PlanOverride
 from hyper_parallel.trainer.callbacks import Callback, EvaluateCallback, SinkCallback
 from hyper_parallel.trainer.pipeline_faults import pipeline_faults
+from hyper_parallel.trainer.rehearsed_run_faults import rehearsed_run_faults
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -139,8 +140,15 @@ class TrainerConfig(Configurable.Config):
             return self
         return self.derive(model_spec=self.model_spec.described())
 
+    def ranks(self, started: int) -> int:
+        """Number of ranks of the run where `started` were: one process may stand for as many as the degrees ask for."""
+        rehearsed = self.comm.mode == "fake" and started == 1
+        return self.parallelism.smallest_world_size() if rehearsed else started
+
     def cross_faults(self, world_size: int) -> Iterator[Fault]:
         """Faults that no section can see alone. `world_size` is the number of ranks that were started."""
+        world_size = self.ranks(world_size)
+        yield from rehearsed_run_faults(self, world_size)
         try:
             self = self.described()
         except ConfigError as error:

@@ -31,7 +31,7 @@ from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.grad_norm import clip_grad_norm
 from hyper_parallel.distributed.last_words import end_with
 from hyper_parallel.distributed.parallel_dims import ParallelDims
-from hyper_parallel.distributed.process_group import init_distributed, launched_world_size, rank
+from hyper_parallel.distributed.process_group import init_distributed, is_fake, launched_world_size, rank
 from hyper_parallel.distributed.reductions import all_reduce_max
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.environment import prepare_environment
@@ -91,8 +91,8 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
     prepare_environment(deterministic=config.debug.deterministic, timeout_seconds=config.comm.timeout_seconds)
     platform.set_device()
     platform.set_deterministic(config.debug.deterministic)
-    world_size = launched_world_size()
-    init_distributed(config.comm, even_alone=needs_process_group(config, world_size))
+    world_size = config.ranks(launched_world_size())
+    init_distributed(config.comm, world_size, even_alone=needs_process_group(config, world_size))
     if world_size > 1:
         sys.excepthook = end_with  # in the place of torch's own, under which every rank prints a traceback
     set_up_logging(rank())
@@ -112,6 +112,8 @@ def set_up_process(config: TrainerConfig) -> ParallelDims:
         f" x tp {parallel_dims.tp}" if parallel_dims.tp > 1 else "",
         f", experts over ep {parallel_dims.ep}" if parallel_dims.ep > 1 else "",
     )
+    if is_fake():
+        logger.info("comm.mode fake: rank 0 is rehearsed, the others do not exist, and no number means anything")
     return parallel_dims
 
 

@@ -15,14 +15,13 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.config.errors import RunError
 from hyper_parallel.config.sections import CompileConfig
 from hyper_parallel.distributed.parallel_dims import ParallelDims
+from hyper_parallel.distributed.process_group import join_fake, leave_fake
 from hyper_parallel.distributed.traffic import Flow, Moved, Traffic
 from hyper_parallel.platform import get_platform
 from hyper_parallel.trainer import phases
@@ -33,13 +32,12 @@ from hyper_parallel.trainer.config import DEFAULT_STEPS, TrainerConfig
 
 @contextmanager
 def fake_world(rank: int, ranks: int) -> Iterator[None]:
-    """A process group of `ranks` in which this process is `rank` and no other exists: collectives carry nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    """This process is `rank` of `ranks`, of which no other exists."""
+    join_fake(rank, ranks)
     try:
         yield
     finally:
-        dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # it knows the meshes of this world, which compare equal to those of the next
+        leave_fake()
 
 
 class UnknownNumberError(RunError):

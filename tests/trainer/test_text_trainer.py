@@ -32,7 +32,7 @@ from hyper_parallel.protocols.model import ModelOutput
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.protocols.plan_override import PlanOverride
 from hyper_parallel.protocols.sharding import PlacementMismatchError
-from hyper_parallel.trainer import HyperTrainer, TextTrainer
+from hyper_parallel.trainer import HyperTrainer, TextTrainer, phases
 from hyper_parallel.trainer.config import TrainerConfig
 from hyper_parallel.trainer.forward_backward import Accumulation
 from hyper_parallel.trainer.step import loss_scales, loss_shares
@@ -134,6 +134,59 @@ def test_builds_in_thirteen_stages(tmp_path: Path, folder: str) -> None:
         "_build_training_context",
         "_init_callbacks",
     ]
+
+
+def test_each_part_is_given_what_the_guide_lists(tmp_path: Path, folder: str) -> None:
+    """A part that takes any argument gets all that there are."""
+    config = counting_config(tmp_path, folder, steps=3, global_batch_size=4)
+    config.model_spec = ModelSpec.of_target(Target.of(text_parts.given_model, folder=folder))
+    config.data_transform = Target.of(text_parts.given_transform)
+    config.dataset = Target.of(text_parts.given_dataset)
+    config.dataloader = Target.of(text_parts.given_loader)
+    config.optimizer = Target.of(text_parts.given_optimizer)
+    config.lr_scheduler = Target.of(text_parts.given_scheduler)
+    config.loss = Target.of(text_parts.GivenLoss)
+    text_parts.GIVEN.clear()
+    with TextTrainer(config) as trainer:
+        given = text_parts.GIVEN
+    dims, sections = trainer.parallel_dims, trainer.config
+    assert given["model"].pop("distributed_setup").parallel_dims is dims
+    assert given["model"] == {
+        "training": sections.training,
+        "activation_checkpoint": sections.activation_checkpoint,
+        "activation_swap": False,
+        "compile_config": sections.compile,
+        "peft_config": None,
+    }
+    assert given["data_transform"] == {
+        "tokenizer": trainer.tokenizer,
+        "model_config": sections.model_spec and sections.model_spec.model,
+        "training_config": sections.training,
+    }
+    assert given["dataset"] == {
+        "transform": trainer.data_transform,
+        "tokenizer": trainer.tokenizer,
+        "mesh_context": dims,
+        "training_config": sections.training,
+    }
+    assert given["dataloader"].pop("batch_sampler").rows == 8
+    assert given["dataloader"] == {
+        "dataset": trainer.dataset,
+        "collate_fn": trainer.collate_fn,
+        "batch_size": 4,
+        "dp_world_size": 1,
+        "max_seq_len": 16,
+        "seed": sections.training.seed,
+    } | phases.loader_arguments(sections, dims, trainer.tokenizer)
+    assert given["optimizer"]["model"] is trainer.model_parts[0]
+    assert given["optimizer"].keys() == {"model", "model_parts", "params"}
+    assert given["lr_scheduler"] == {
+        "optimizer": trainer.optimizers.optimizers[0],
+        "train_iters": 3,
+        "optimizers": trainer.optimizers,
+        "training_steps": 3,
+    }
+    assert given["loss"] == {}
 
 
 class ValueModel(nn.Module):

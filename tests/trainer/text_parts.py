@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from hyper_parallel.models.auto import HyperAutoModelForCausalLM
+
 
 class ScaledModelOutputLoss(torch.nn.Module):
     """The one that the development guide shows."""
@@ -180,3 +182,47 @@ def a_linear_layer(distributed_setup: Any) -> nn.Module:
 def undecorated(module: nn.Module, module_fqn: str, context: Any) -> nn.Module:
     """No factory of replacements, since it does not say that it is one."""
     return module
+
+
+GIVEN: dict[str, dict[str, Any]] = {}
+"""What the parts below were given."""
+
+
+def given_model(folder: str, **runtime: Any) -> nn.Module:
+    GIVEN["model"] = runtime
+    setup, training = runtime["distributed_setup"], runtime["training"]
+    return HyperAutoModelForCausalLM.from_pretrained(folder, distributed_setup=setup, training=training)
+
+
+def given_transform(**runtime: Any) -> Any:
+    GIVEN["data_transform"] = runtime
+    return runtime.get
+
+
+def given_dataset(**runtime: Any) -> CountingDataset:
+    GIVEN["dataset"] = runtime
+    return CountingDataset(8, training_config=runtime["training_config"])
+
+
+def given_loader(**runtime: Any) -> Any:
+    GIVEN["dataloader"] = runtime
+    return [[]]
+
+
+def given_optimizer(**runtime: Any) -> torch.optim.Optimizer:
+    GIVEN["optimizer"] = runtime
+    return torch.optim.SGD(runtime["params"], lr=0.1)
+
+
+def given_scheduler(**runtime: Any) -> Any:
+    GIVEN["lr_scheduler"] = runtime
+    return a_tenth_less_each_step(runtime["optimizer"], runtime["train_iters"])
+
+
+class GivenLoss(nn.Module):
+    def __init__(self, **runtime: Any) -> None:
+        super().__init__()
+        GIVEN["loss"] = runtime
+
+    def forward(self, *, model_output: Any, labels: torch.Tensor) -> torch.Tensor:
+        return model_output.loss

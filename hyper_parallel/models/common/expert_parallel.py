@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.distributed.kept_values import keep
-from hyper_parallel.models.common.grouped_linear import has_shape_alone
+from hyper_parallel.distributed.process_group import is_fake
 from hyper_parallel.models.common.moe import Experts
 from hyper_parallel.protocols.collectives import all_to_all
 
@@ -74,9 +74,11 @@ def plan_dispatch(experts_BTK: torch.Tensor, rows_E: torch.Tensor, group: dist.P
     sent_RE = rows_E.view(ranks, -1)
     one_each = [1] * ranks
     received_RE = all_to_all(sent_RE, one_each, one_each, group)
-    if has_shape_alone(sent_RE):  # a rehearsal, which takes equal shares for granted
+    if is_fake(group):  # a rehearsal, which takes equal shares for granted
         shares = [len(part) for part in torch.arange(experts_BTK.numel()).tensor_split(ranks)]
         sent, received = shares, [shares[dist.get_rank(group)]] * ranks
+        own = torch.arange(received[0]).tensor_split(sent_RE.shape[1])
+        received_RE = received_RE.new_tensor([[len(part) for part in own]] * ranks)
     else:
         sent, received = torch.stack([sent_RE.sum(1), received_RE.sum(1)]).tolist()
     local = torch.arange(sent_RE.shape[1], device=rows_E.device).repeat(ranks)
