@@ -1,6 +1,7 @@
 """A world of a few gloo ranks on this machine, for tests.
 
-One start costs seconds, so let one function run many cases and hand back all their results::
+Ranks are forked from a server that has imported what most need. A world still costs a second or two, so let one
+function run many cases and hand back all their results::
 
     def cases(scale):
         return {"rank": dist.get_rank(), "loss": ...}
@@ -10,6 +11,8 @@ One start costs seconds, so let one function run many cases and hand back all th
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import pickle
 import queue
@@ -26,6 +29,29 @@ import torch.multiprocessing as mp
 
 from hyper_parallel.distributed.process_group import destroy_distributed
 
+PRELOADED = [
+    "pytest",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.distributed.checkpoint.staging",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.experimental",
+    "transformers.modeling_utils",
+    "transformers.tokenization_utils_tokenizers",
+    "hyper_parallel.trainer.hyper_trainer",
+    __name__,
+]
+"""What ranks need and what is slow to import. None of it starts a thread, which a fork would lose."""
+
+
+def preload() -> None:
+    """Imports what each rank would import; for processes that ranks are forked from."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()  # or each collection in a rank, and its end, would go through all of it
+
 
 class RankError(AssertionError):
     """A rank raised, died or hung."""
@@ -40,23 +66,19 @@ def run_world(nproc: int, function: Callable[..., Any], *args: Any, timeout: flo
         RankError: with the traceback of the rank that raised first; or which ranks died or were still running after
             `timeout` seconds. All ranks have ended by then.
     """
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     answers = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"  # read when the child loads torch
-        try:
-            ranks = [
-                context.Process(target=_rank_main, args=(rank, nproc, store, answers, function, args), daemon=True)
-                for rank in range(nproc)
-            ]
-            for process in ranks:
-                process.start()
-        finally:
-            os.environ.pop("OMP_NUM_THREADS")
-            if threads is not None:
-                os.environ["OMP_NUM_THREADS"] = threads
+        ranks = [
+            context.Process(
+                target=_rank_main, args=(rank, nproc, store, dict(os.environ), answers, function, args), daemon=True
+            )
+            for rank in range(nproc)
+        ]
+        for process in ranks:
+            process.start()
         try:
             return _collect(ranks, answers, time.monotonic() + timeout, timeout)
         finally:
@@ -91,8 +113,17 @@ def _collect(ranks: list[Any], answers: Any, deadline: float, timeout: float) ->
 
 
 def _rank_main(
-    rank: int, nproc: int, store: str, answers: Any, function: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    nproc: int,
+    store: str,
+    environment: dict[str, str],
+    answers: Any,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
+    gc.freeze()
+    os.environ.clear()  # that of the server is as old as its start
+    os.environ.update(environment, OMP_NUM_THREADS="1")
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_WORLD_SIZE=str(nproc))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, nproc), rank=rank, world_size=nproc)

@@ -73,11 +73,11 @@ def _one_hangs() -> None:
     [
         (_one_raises, "rank 1 raised:\n(.|\n)*ValueError: the planted fault"),
         (_one_dies, r"ranks died without an answer \(rank: exit code\): \{1: 7\}"),
-        (_one_hangs, r"ranks \[1\] were still running after 20 s"),
+        (_one_hangs, r"ranks \[1\] were still running after 8 s"),
     ],
 )
 def test_a_fault_on_one_rank_ends_the_world(function: object, message: str) -> None:
     start = time.monotonic()
     with pytest.raises(RankError, match=message):
-        run_world(2, function, timeout=20)
+        run_world(2, function, timeout=8)
     assert time.monotonic() - start < 60

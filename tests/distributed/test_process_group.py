@@ -25,13 +25,13 @@ from hyper_parallel.distributed.process_group import (
 ROOT = Path(__file__).parents[2]
 
 # Pairs of ranks that do what gloo has aborted after (sharded model, a backward pass, a group left in cycles), each in a
-# process of its own. Forked, so that torch is imported once.
+# process of its own. Forked, so that all is imported once.
 LEAVING = """
 import os, sys
-import torch
 import tests.distributed.training
 from hyper_parallel.config.sections import CommConfig
 from hyper_parallel.distributed.process_group import destroy_distributed, init_distributed
+from tests.distributed_world import preload
 
 def main(rank, port):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -39,6 +39,7 @@ def main(rank, port):
     tests.distributed.training.train(steps=1)
     destroy_distributed()
 
+preload()
 codes = []
 for port in map(int, sys.argv[1:]):
     ranks = []

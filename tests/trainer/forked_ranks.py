@@ -12,19 +12,15 @@ import os
 import signal
 import sys
 
-import torch.distributed.checkpoint.staging
-import torch.distributed.checkpoint.state_dict_saver
-import torch.distributed.fsdp
-import torch.distributed.tensor  # noqa: F401
-
-import hyper_parallel.trainer.hyper_trainer  # noqa: F401
 from hyper_parallel.distributed import last_words
 from hyper_parallel.train import main
+from tests.distributed_world import preload
 
 RANKS = 2
 
 
 def serve() -> None:
+    preload()
     last_words.LAST_WORD_SECONDS = 0  # there is no launcher that would take the first to end for the cause
     for line in sys.stdin:
         port, words = json.loads(line)

@@ -24,7 +24,7 @@ from tests.distributed_world import run_world
 from tests.trainer.runs import metrics, small_corpus, tiny_config, with_parallelism
 from tests.trainer.test_tensor_parallel import DENSE, LP, SP, TOLERANCE, VALIDATE, WIDE, Case, worst
 
-STEPS, SHORT = 50, 6
+STEPS, SHORT = 12, 6
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def test_follows_the_single_process(folder: Path, by_rank: Any, world_size: int,
     curve = metrics(folder / name)
     assert_follows(single, curve, case.steps)
     assert curve[-1].keys() - single[-1].keys() == {"ep_max_load", "ep_mean_max_load"}
-    assert single[-1]["loss"] < single[0]["loss"] - 1.0  # the curves fall: they are not equal because nothing moves
+    assert single[-1]["loss"] < single[0]["loss"] - 0.2  # the curves fall: they are not equal because nothing moves
 
 
 @pytest.mark.slow

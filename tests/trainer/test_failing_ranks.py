@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.runs import deterministic, metrics
+from hyper_parallel.components.loss import CrossEntropyLoss
+from tests.distributed_world import run_world
+from tests.trainer.runs import deterministic, metrics, train
 from tests.trainer.test_killed import assert_equal, weights
 
 TRAIN, SCRIPT = (("-m", module) for module in ("hyper_parallel.train", "tests.trainer.failing_ranks"))
@@ -101,11 +103,20 @@ def restarted(folder: Path, failure: str, mode: str) -> str:
     return done.stderr
 
 
+def left_alone(folder: Path) -> None:
+    """On each rank: the same run, in which nothing fails."""
+    from tests.trainer.failing_ranks import saved_before  # reads the number of ranks
+
+    config = saved_before()
+    config.dump_folder, config.loss = str(folder), CrossEntropyLoss.Config()
+    train(config)
+
+
 @pytest.mark.slow
 def test_under_max_restarts_a_run_heals_by_itself(tmp_path: Path) -> None:
     """A rank that raises and one that is killed in step 3, with a checkpoint of step 2 that the next attempt takes."""
     straight = tmp_path / "straight"
-    assert "resumed" not in restarted(straight, "", "none")
+    run_world(2, left_alone, straight)
     for failure, mode in (("run_error", "none"), ("killed", "thread")):
         folder = tmp_path / failure
         assert f"checkpoint: resumed from {folder}/checkpoint/step-2 in" in restarted(folder, failure, mode)

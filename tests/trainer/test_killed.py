@@ -27,7 +27,7 @@ from hyper_parallel.components.checkpoint.verification import damage
 from tests.trainer.runs import deterministic, metrics
 
 KILLS = int(os.environ.get("HYPER_PARALLEL_KILLS", "3"))
-STEPS = 20
+STEPS = 12
 VICTIMS = ((0,), (1,), (0, 1))
 
 
@@ -46,9 +46,10 @@ class Ranks:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        words = ["--recipe", "tests.trainer.runs.saved_every_second_step", "--checkpoint.async_mode", mode]
+        words = ["--recipe", "tests.trainer.runs.saved_every_second_step", "--training.steps", str(STEPS)]
         assert self._server.stdin is not None
-        print(json.dumps([port, [*words, "--dump_folder", str(folder)]]), file=self._server.stdin, flush=True)
+        words += ["--checkpoint.async_mode", mode, "--dump_folder", str(folder)]
+        print(json.dumps([port, words]), file=self._server.stdin, flush=True)
         return self._answer()
 
     def exit_codes(self) -> list[int]:

@@ -18,9 +18,17 @@ from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.trainer import HyperTrainer
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
-from tests.trainer.runs import deterministic, metrics, small_corpus, tiny_config, with_parallelism
+from tests.trainer.runs import (
+    deterministic,
+    metrics,
+    saved_every_second_step,
+    small_corpus,
+    tiny_config,
+    train,
+    with_parallelism,
+)
 
-STEPS, SAVED, STOPPED = 20, 10, 13
+STEPS, SAVED, STOPPED = 12, 6, 9
 
 
 class Stopped(Exception):
@@ -88,12 +96,12 @@ def test_bitwise_equal(tmp_path: Path, num_workers: int) -> None:
 
 
 def test_bitwise_equal_across_an_epoch_edge(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "counted", seq_len=64)
+    config = config_of(tmp_path / "counted", seq_len=100)
     with config.build() as trainer:
         rows_per_epoch = trainer.dataloader.rows_per_epoch
     edge = rows_per_epoch / config.training.global_batch_size
     assert SAVED < edge < STEPS, f"the epoch ends after step {edge}, which must lie in the resumed part"
-    assert_bitwise_equal(tmp_path, straight_and_resumed(tmp_path, {}, seq_len=64))
+    assert_bitwise_equal(tmp_path, straight_and_resumed(tmp_path, {}, seq_len=100))
 
 
 def resume_on_rank(folder: str) -> dict[str, Any]:
@@ -114,22 +122,18 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_killed_by_the_system_and_started_with_the_same_command(tmp_path: Path) -> None:
-    """kill -9 at whatever instant it hits, twice; the curve is that of a run that was left alone."""
-    command = [
-        *(sys.executable, "-m", "hyper_parallel.train", "--recipe", "tests.trainer.runs.saved_every_second_step"),
-        "--dump_folder",
-    ]
+    """kill -9 at whatever instant it hits; the curve is that of a run that was left alone."""
+    command = [sys.executable, "-m", "hyper_parallel.train", "--recipe", "tests.trainer.runs.saved_every_second_step"]
+    command += ["--dump_folder", str(tmp_path / "killed")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(tmp_path / "alone")], env=environment, check=True, timeout=120, capture_output=True)
-    for lines in (3, 9):
-        process = subprocess.Popen(
-            [*command, str(tmp_path / "killed")], env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        wait_for_lines(tmp_path / "killed" / "metrics.jsonl", lines, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run([*command, str(tmp_path / "killed")], env=environment, check=True, timeout=120, capture_output=True)
-    assert deterministic(metrics(tmp_path / "killed")) == deterministic(metrics(tmp_path / "alone"))
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wait_for_lines(tmp_path / "killed" / "metrics.jsonl", 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    subprocess.run(command, env=environment, check=True, timeout=120, capture_output=True)
+    alone = saved_every_second_step()
+    alone.dump_folder = str(tmp_path / "alone")
+    assert deterministic(metrics(tmp_path / "killed")) == deterministic(train(alone))
 
 
 def wait_for_lines(path: Path, lines: int, process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from hyper_parallel.components.checkpoint.storage import complete_steps
 from hyper_parallel.trainer import stop_signals
-from tests.trainer.runs import deterministic, metrics
+from tests.distributed_world import run_world
+from tests.trainer.runs import deterministic, metrics, saved_every_second_step, train
 from tests.trainer.test_resume import wait_for_lines
 
 STEPS = 60
@@ -27,6 +28,13 @@ LAUNCHERS = {
 def command(folder: Path, ranks: int, recipe: str = "saved_every_second_step") -> list[str]:
     flags = ["--training.steps", str(STEPS), "--checkpoint.interval_steps", "1000", "--dump_folder", str(folder)]
     return [*LAUNCHERS[ranks], "hyper_parallel.train", "--recipe", f"tests.trainer.runs.{recipe}", *flags]
+
+
+def left_alone(folder: Path) -> None:
+    """What the command trains, in this process or as one rank of a world."""
+    config = saved_every_second_step()
+    config.dump_folder, config.training.steps, config.checkpoint.interval_steps = str(folder), STEPS, 1000
+    train(config)
 
 
 @contextmanager
@@ -60,8 +68,11 @@ def test_the_first_signal_saves_a_whole_step_and_the_same_command_goes_on(
     assert 3 <= stopped < STEPS
     assert f"stopped after step {stopped} of {STEPS}" in said
     assert [line["step"] for line in metrics(tmp_path / "stopped")] == list(range(1, stopped + 1))
-    for folder in ("stopped", "alone"):
-        subprocess.run(command(tmp_path / folder, ranks), check=True, timeout=100, capture_output=True)
+    subprocess.run(command(tmp_path / "stopped", ranks), check=True, timeout=100, capture_output=True)
+    if ranks == 1:
+        left_alone(tmp_path / "alone")
+    else:
+        run_world(ranks, left_alone, tmp_path / "alone")
     assert deterministic(metrics(tmp_path / "stopped")) == deterministic(metrics(tmp_path / "alone"))
 
 

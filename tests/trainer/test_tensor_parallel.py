@@ -193,18 +193,16 @@ def test_validate_agrees_with_production(curves: Any) -> None:
                 and (plain.dense, plain.sizes, plain.rows) == (case.dense, case.sizes, case.rows)
             )
             pair = curves(2)[name], curves(2)[production]
-            assert worst(*pair)["loss"] <= 1e-12, name
-            # Another order of sums grows with every step, in the norm first.
-            assert max(worst(*(curve[:10] for curve in pair)).values()) <= 1e-12, name
+            assert max(worst(*pair).values()) <= 1e-12, name
             checked += 1
     assert checked == 3
 
 
 def saving(case: Case, folder: Path) -> TrainerConfig:
-    config = case.config(folder, 20)
-    config.checkpoint = CheckpointManager.Config(interval_steps=10)
+    config = case.config(folder, STEPS)
+    config.checkpoint = CheckpointManager.Config(interval_steps=STEPS // 2)
     held_out = TextDataLoader.Config(path=small_corpus(), shuffle=False)
-    config.validator = Validator.Config(enable=True, interval_steps=5, steps=1, dataloader=held_out)
+    config.validator = Validator.Config(enable=True, interval_steps=2, steps=1, dataloader=held_out)
     return config
 
 
@@ -215,7 +213,7 @@ CHANGES = {"tp 2 -> shard 2": (SPLIT, SHARDED), "shard 2 -> tp 2": (SHARDED, SPL
 def stop_and_resume(folder: str, changes: dict[str, tuple[Case, Case]]) -> None:
     for name, (first, second) in changes.items():
         with saving(first, Path(folder) / name).build() as trainer:
-            trainer.training_steps = 10
+            trainer.training_steps = STEPS // 2
             trainer.train()
         train(saving(second, Path(folder) / name))
 

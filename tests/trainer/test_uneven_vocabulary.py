@@ -16,7 +16,7 @@ from tests.distributed_world import run_world
 from tests.trainer.runs import metrics
 from tests.trainer.test_tensor_parallel import LP, SP, TIED, TP, VALIDATE, Case, train, worst
 
-STEPS = 10
+STEPS = 6
 ODD = {"vocab_size": 4097}
 TP4 = {"tp": 4, "dp_shard": 1}
 WIDE = {"num_key_value_heads": 4}
