@@ -39,6 +39,8 @@ def rehearsed_run_faults(config: TrainerConfig, world_size: int) -> Iterator[Fau
         yield Fault("checkpoint.load_from", fact, "leave it out")
     if getattr(config.validator, "enable", True):
         yield Fault("validator.enable", f"True, but {_NO_NUMBERS} tell nothing of held-out data", "set False")
+    if config.debug.check_nan_inf:
+        yield Fault("debug.check_nan_inf", f"True, but {_NO_NUMBERS} may well not be finite", "set False")
     for i, callback in enumerate(config.callbacks):
         for kind in (CheckpointCallback, SafetensorsExportCallback):
             if isinstance(callback, kind.Config):

@@ -11,12 +11,18 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from hyper_parallel import train
+from hyper_parallel.components.data.causal_batch import causal_batch
+from hyper_parallel.trainer import base
+from hyper_parallel.trainer.base import BaseTrainer
+from hyper_parallel.trainer.step import loss_scales
 from tests.models.auto.folders import save, tiny_model
 
 PARTS = "tests.trainer.text_parts"
@@ -462,3 +468,17 @@ def test_what_the_file_shows_is_refused_before_anything_is_made(start: Any, rule
 def test_what_a_part_does_ends_the_run(start: Any, rule: str) -> None:
     changes, code, told = ENDED[rule]
     assert start(changes, 1) == (code, told)
+
+
+def test_what_is_on_its_way_to_the_device_is_not_read_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """batch: tensors are moved without waiting, so the host counts its own copy. Reading one of meta would raise."""
+    monkeypatch.setattr(base, "get_platform", lambda: SimpleNamespace(device=lambda: torch.device("meta")))
+    ids = torch.arange(16).view(2, 8)
+    micro_batch = causal_batch({"input_ids": ids, "labels": ids.where(ids != 3, -100)}, seq_len=8, vocab_size=16)
+    moved = BaseTrainer.get_batch(None, micro_batch)  # type: ignore[arg-type]  # it asks nothing of its trainer
+    assert moved.pop("cu_seqlens") == [0, 8, 16]
+    assert {name: x.device.type for name, x in moved.items()} == dict.fromkeys(
+        ("input_ids_BT", "position_ids_BT", "labels_BT"), "meta"
+    )
+    _, valid_tokens = loss_scales([micro_batch["labels"]], "token_weighted", None, torch.device("cpu"))
+    assert int(valid_tokens) == 13  # of 16, without the last of each row and the masked one

@@ -88,6 +88,7 @@ def test_what_one_process_cannot_stand_for_is_refused(tmp_path: Path, monkeypatc
     config = rehearsed(tmp_path)
     config.checkpoint = CheckpointManager.Config()
     config.validator = Validator.Config(enable=True)
+    config.debug.check_nan_inf = True
     config.callbacks = (SafetensorsExportCallback.Config(),)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     none = "comm.mode is fake: numbers that mean nothing"
@@ -99,6 +100,7 @@ def test_what_one_process_cannot_stand_for_is_refused(tmp_path: Path, monkeypatc
         "the environment",
         f"checkpoint.enable: True, but {none} are not kept; set False",
         f"validator.enable: True, but {none} tell nothing of held-out data; set False",
+        f"debug.check_nan_inf: True, but {none} may well not be finite; set False",
         f"callbacks.0: SafetensorsExportCallback, but {none} are not for it; leave it out",
     ):
         assert fault in told
