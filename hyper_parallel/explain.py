@@ -165,6 +165,10 @@ def _boundary_rows(plan: ShardingPlan, axes: Collection[str]) -> Iterator[Row]:
         if (local_map := own.local_map) is not None and local_map.forward is not None and local_map.axis in axes:
             forward = local_map.forward.func if isinstance(local_map.forward, partial) else local_map.forward
             yield _pattern(pattern), "", local_map.axis, f"forward is {forward.__name__}", "", ""
+        if own.compute is not None:
+            yield _pattern(pattern), "", "", f"forward is {own.compute.name}", "", ""
+        for size in own.sizes_per_rank if MeshAxisName.TP in axes else ():
+            yield _pattern(pattern), size, "tp", "is divided by the ranks", "", ""
 
 
 def _traffic_rows(flows: dict[Flow, Moved], rank: int) -> Iterator[Row]:

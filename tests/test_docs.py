@@ -113,17 +113,20 @@ def test_models_of_transformers_as_documented(tmp_path: Path) -> None:
     torch.testing.assert_close(names["logits_BTV"], expected, rtol=0, atol=1e-4)
 
 
-def test_parts_of_ones_own_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_ones_own_as_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All four ways, in one run: the page's modules, components and trainer, and a flag."""
     monkeypatch.chdir(tmp_path)
-    modules, parts, trainer, script = snippets(EXTENDING)
-    overrides, boundary, run = snippets(EXTENDING, "yaml")
+    modules, compute, parts, trainer, script = snippets(EXTENDING)
+    overrides, boundary, computed, run = snippets(EXTENDING, "yaml")
     Path("my_project").mkdir()
+    Path("my_project/compute.py").write_text(compute)
     Path("my_project/modules.py").write_text(modules)
     Path("my_project/parts.py").write_text(parts)
     monkeypatch.syspath_prepend(tmp_path)
     folder = save(tiny_model("qwen3_moe", vocab_size=4096), tmp_path / "model")
-    rules = overrides + boundary.removeprefix("plan_overrides:\n")
+    rules = overrides + (boundary + computed).replace("plan_overrides:\n", "")
     Path("run.yaml").write_text((rules + run).replace("FOLDER", folder))
     monkeypatch.setattr(sys, "argv", ["script.py", "run.yaml", "--training.train_iters=3", "--optimizer.lr=2e-2"])
     names: dict[str, Any] = {"__name__": __name__}
@@ -135,6 +138,12 @@ def test_parts_of_ones_own_as_documented(tmp_path: Path, monkeypatch: pytest.Mon
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert [line["lr"] for line in lines] == pytest.approx([2e-2, 1.4e-2, 0.8e-2])
     assert lines[0]["loss"] == pytest.approx(0.5 * math.log(4096), abs=0.4)
+
+    Path("spread.yaml").write_text(re.sub(r"loss_fn: .*\n", "", Path("run.yaml").read_text()))  # it takes whole rows
+    assert explain.main(["spread.yaml", "--parallelism.cp", "2", "--parallelism.ep", "2", "--world_size", "2"]) == 0
+    told = re.sub(" +", " ", capsys.readouterr().out)
+    assert "model.layers.*.mlp.experts forward is my_project.compute.gathered_experts\n" in told
+    assert "model.layers.*.self_attn.heads forward is hyper_parallel.models.common.context_parallel.inner_w" in told
 
 
 def test_runtime_arguments_are_those_documented() -> None:

@@ -53,6 +53,11 @@ def is_target(annotation: Any) -> bool:
     return kind is Buildable or (isinstance(kind, type) and issubclass(kind, Configurable.Config))
 
 
+def is_named(value: Any, annotation: Any) -> bool:
+    """Whether `value` is text in a field of this annotation that takes a name as well as something to build."""
+    return isinstance(value, str) and str in members(annotation)
+
+
 def holds_targets(annotation: Any) -> bool:
     """Whether a field of this annotation holds a list of such."""
     return typing.get_origin(annotation) in (list, tuple) and is_target(typing.get_args(annotation)[0])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from hyper_parallel.config import overrides, resolver, yaml_file
+from hyper_parallel.config.annotations import is_named
 from hyper_parallel.config.configurable import ConfigNode, join
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 from hyper_parallel.config.imports import import_family, import_object
@@ -364,7 +365,7 @@ def _unbuildable(value: Any, annotation: Any, path: str) -> Iterator[Fault]:
     if isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             yield from _unbuildable(item, None, join(path, str(i)))
-    elif not hasattr(value, "build") and not (value is None and is_optional(annotation)):
+    elif not (hasattr(value, "build") or is_named(value, annotation) or (value is None and is_optional(annotation))):
         yield Fault(path, f"expected a Config to build, got {shown(value)}", "give a Config or a Target")
 
 

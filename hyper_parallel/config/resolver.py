@@ -18,7 +18,15 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from hyper_parallel.config.annotations import holds_nodes, holds_targets, is_node, is_target, members, resolved
+from hyper_parallel.config.annotations import (
+    holds_nodes,
+    holds_targets,
+    is_named,
+    is_node,
+    is_target,
+    members,
+    resolved,
+)
 from hyper_parallel.config.configurable import ConfigNode, Configurable, join, parts, plain, target_path
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
 from hyper_parallel.config.imports import import_object
@@ -250,8 +258,8 @@ class _Resolution:
         Raises:
             ConfigError: with every fault in it.
         """
-        left_out = value is None and is_optional(annotation)
-        if (is_target(annotation) and not left_out) or (is_node(annotation) and _has_target(value)):
+        is_plain = (value is None and is_optional(annotation)) or is_named(value, annotation)
+        if (is_target(annotation) and not is_plain) or (is_node(annotation) and _has_target(value)):
             return self._node(value, annotation, path, canonical)
         if holds_nodes(annotation) and isinstance(value, (list, tuple)):
             return coerce(self._sections(value, annotation, path, canonical), annotation, path)

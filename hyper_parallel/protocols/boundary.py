@@ -82,10 +82,17 @@ def moves(plan: ShardingConfig, axis: MeshAxisName) -> tuple[dict[str, Move], li
         for argument, placements in plan.in_src.items()
     }
     outs = [
-        Move(src := placed(placements, axis), dst := placed(out_dst, axis), dst, _grad_behind(src))
+        _move_out(placements, out_dst, axis)
         for placements, out_dst in zip(plan.out_src, plan.out_dst or (), strict=plan.out_dst is not None)
     ]
     return ins, outs
+
+
+def _move_out(out_src: NamedPlacement | None, out_dst: NamedPlacement | None, axis: MeshAxisName) -> Move:
+    src = placed(out_src or {}, axis)
+    if out_src is None or out_dst is None:
+        return Move(src, src, src, src)
+    return Move(src, dst := placed(out_dst, axis), dst, _grad_behind(src))
 
 
 def bind_root(module: nn.Module) -> None:
@@ -197,9 +204,11 @@ def _validating(
         return local
 
     def move_out(tensor: torch.Tensor, i: int) -> torch.Tensor:
-        out = checked(tensor, placed(plan.out_src[i], axis), f"output {i}")
-        if plan.out_dst is not None:
-            out = out.redistribute(mesh, [placed(plan.out_dst[i], axis)])
+        if (declared := plan.out_src[i]) is None:
+            return tensor
+        out = checked(tensor, placed(declared, axis), f"output {i}")
+        if plan.out_dst is not None and (out_dst := plan.out_dst[i]) is not None:
+            out = out.redistribute(mesh, [placed(out_dst, axis)])
         out.made_by = name  # type: ignore[attr-defined] # for the message where it meets another
         return out
 

@@ -6,16 +6,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
-from hyper_parallel.config.sections import ParallelismConfig
+from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
 from hyper_parallel.protocols.module_replacement import ReplacementContext, replace_modules
-from hyper_parallel.protocols.plan_merge import merged_plan
+from hyper_parallel.protocols.plan_merge import merged_plan, without_modules
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -63,6 +63,8 @@ class BaseModel(Module):
     """Of a part of a model: names of parameters that it holds a copy of. The first part owns them, and both get the
     sum of their gradients."""
 
+    inner_wrappers: ClassVar[Mapping[str, Callable[..., Any]]] = MappingProxyType({})
+    """By name, what its attention has for the `inner_wrapper` of an override."""
     replaced_modules: Mapping[str, tuple[str, str]] = MappingProxyType({})
     """By name, the class of each module that plan_overrides have replaced, and the one that it has now."""
 
@@ -97,18 +99,27 @@ class BaseModel(Module):
         with a `pipelining_fn` are asked."""
         raise NotImplementedError(f"{type(self).__name__} is not made to be taken apart")
 
-    def apply_overrides(self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig) -> None:
-        """Puts what `overrides` make in the place of modules, and what they write of boundaries into the plan; before
-        parameters are sharded.
+    def apply_overrides(
+        self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig, training: TrainingConfig
+    ) -> None:
+        """Puts what `overrides` make in the place of modules, and what they write of boundaries and of what is computed
+        within them into the plan; before parameters are sharded.
 
         Raises:
-            ConfigError: see `module_replacement.replace_modules` and `plan_merge.merged_plan`.
+            ConfigError: see `module_replacement.replace_modules`, `plan_merge.merged_plan` and `without_modules`.
         """
-        degrees = {name: getattr(parallelism, name) for name in ("tp", "cp", "ep", "pp")}
-        self.replaced_modules = replace_modules(self, overrides, ReplacementContext(**degrees, mode=parallelism.mode))
-        assert isinstance(self.config, Module.Config)
+        context = ReplacementContext(
+            **{name: getattr(parallelism, name) for name in ("tp", "cp", "ep", "pp")},
+            mode=parallelism.mode,
+            low_precision=(training.mixed_precision_param or training.dtype) == "bfloat16",
+        )
+        before = [name for name, _ in self.named_modules()]
+        self.replaced_modules = replace_modules(self, overrides, context)
         names = [name for name, _ in self.named_modules()]
-        self.config.sharding = merged_plan(names, self.config.sharding, overrides, degrees)
+        assert isinstance(self.config, Module.Config)
+        plan = merged_plan(names, self.config.sharding, overrides, context, self.inner_wrappers)
+        gone = set(before).difference(names)
+        self.config.sharding = without_modules(plan, gone, names, context) if gone else plan
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:

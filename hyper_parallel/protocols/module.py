@@ -80,12 +80,16 @@ class Module(PlannedModule, Configurable):
 
         Raises:
             TypeError: see `check_plan`.
+            ConfigError: see `InjectedCompute.forward_of`.
         """
         over_tokens = {MeshAxisName.CP: parallel_dims.cp_mesh, MeshAxisName.EP: parallel_dims.ep_mesh}
         if parallel_dims.tp_mesh is None and not any(over_tokens.values()):
             return
         self.check_plan()
         plans = self._plans()
+        for name, module, own in plans:
+            if own is not None and own.compute is not None:
+                module.forward = own.compute.forward_of(module, name, parallel_dims)
         for axis, mesh in over_tokens.items():
             for name, module, own in plans:
                 if own is not None and mesh is not None:
@@ -134,7 +138,7 @@ class Module(PlannedModule, Configurable):
     def _absent_patterns(self) -> list[str]:
         """Those of the plan that fit no module."""
         names = {name for name, _ in self.named_modules()}
-        return [p for p in self._sharding() if p not in names and not any(_matches(p, name) for name in names)]
+        return [p for p in self._sharding() if p not in names and not any(is_named_by(p, name) for name in names)]
 
 
 def _parallelize_matrices(
@@ -165,10 +169,11 @@ def plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
     """The entry of `plan` for the module `name`: that of its name, else the first that fits. None: it has none."""
     if name in plan:
         return plan[name]
-    return next((own for pattern, own in plan.items() if "*" in pattern and _matches(pattern, name)), None)
+    return next((own for pattern, own in plan.items() if "*" in pattern and is_named_by(pattern, name)), None)
 
 
-def _matches(pattern: str, name: str) -> bool:
+def is_named_by(pattern: str, name: str) -> bool:
+    """Whether `pattern` of a plan, in which * stands for one part, is about the module `name`."""
     parts, names = pattern.split("."), name.split(".")
     return len(parts) == len(names) and all(part in ("*", own) for part, own in zip(parts, names, strict=True))
 

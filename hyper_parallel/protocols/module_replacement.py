@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
 from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.target import Target
+from hyper_parallel.protocols.override_factories import FactoryT, marked
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
 
 logger = logging.getLogger(__name__)
 
-FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
-
-_ARGUMENTS = ("module", "module_fqn", "context")
+When = Literal["cp", "ep", "low_precision"]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
 
 
@@ -37,7 +36,13 @@ class ReplacementContext:
     mode: Literal["production", "validate"] = "production"
     """parallelism.mode: under validate modules that the plan does not compute locally are given DTensors."""
     low_precision: bool = False
-    """Whether matrices are multiplied in fewer than 16 bits. None here are."""
+    """Whether forward and backward passes are computed in bfloat16."""
+
+    def has(self, when: When | None) -> bool:
+        """Whether a rule for runs with `when` is for this one. None: for every run."""
+        if when is None or when == "low_precision":
+            return when is None or self.low_precision
+        return bool(getattr(self, when) > 1)
 
 
 def module_replacement(factory: FactoryT) -> FactoryT:
@@ -49,22 +54,7 @@ def module_replacement(factory: FactoryT) -> FactoryT:
     Raises:
         TypeError: the signature is another one.
     """
-    factory._hp_module_replacement = True  # type: ignore[attr-defined]
-    if fact := factory_fault(factory):
-        raise TypeError(f"@module_replacement: {factory.__qualname__} {fact}")
-    return factory
-
-
-def factory_fault(factory: Callable[..., Any]) -> str | None:
-    """What keeps `factory` from being one. None: it is one."""
-    if not getattr(factory, "_hp_module_replacement", False):
-        return "is not decorated with @module_replacement"
-    parameters = inspect.signature(factory).parameters
-    if missing := [name for name in _ARGUMENTS if name not in parameters]:
-        return f"does not take {', '.join(missing)}"
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return "takes **kwargs, in which mistakes would go unseen"
-    return None
+    return marked(factory, "module_replacement")
 
 
 def replace_modules(
@@ -119,8 +109,8 @@ def _chosen(
         path = f"plan_overrides.{i}"
         if override.replace_module is None:
             continue
-        if override.when is not None and getattr(context, override.when) == 1:
-            logger.info("%s is left out: the run has no %s", path, override.when)
+        if not context.has(override.when):
+            logger.info("%s is left out: the run is without %s", path, override.when)
             continue
         kind = override.replaced_type()
         for pattern in override.patterns():
@@ -199,8 +189,12 @@ def _takes_any(module: nn.Module) -> bool:
 
 def near_names(pattern: str, names: Iterable[str]) -> list[str]:
     """Names that the pattern may have been meant for, layers alike told once."""
-    alike = dict.fromkeys(".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names)
-    return get_close_matches(pattern, alike, n=3, cutoff=0.4)
+    return get_close_matches(pattern, dict.fromkeys(map(of_all_layers, names)), n=3, cutoff=0.4)
+
+
+def of_all_layers(name: str) -> str:
+    """`name` of a module, with * for its numbers."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _fault(path: str, number: int, fact: str, remedy: str) -> Fault:

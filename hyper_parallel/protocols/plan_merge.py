@@ -4,52 +4,61 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.config.errors import Fault, raise_faults
+from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
+from hyper_parallel.config.target import Target
+from hyper_parallel.protocols.injected_compute import InjectedCompute
 from hyper_parallel.protocols.mesh import MeshAxisName
-from hyper_parallel.protocols.module_replacement import near_names
-from hyper_parallel.protocols.sharding import NamedPlacement, ShardingConfig, ShardingPlan
+from hyper_parallel.protocols.module_replacement import ReplacementContext, near_names, of_all_layers
+from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
 
 logger = logging.getLogger(__name__)
 
-WORDS = re.compile(r"replicate|partial|shard\((\d+)\)|auto")
-"""Placements on axis tp as an override writes them. auto: as the plan has it."""
+PLACEMENTS = re.compile(r"replicate|partial|shard\((\d+)\)")
+"""Placements on axis tp as an override writes them."""
+WORDS = re.compile(rf"{PLACEMENTS.pattern}|auto|none")
+"""The same, or auto: as the model's plan derives it; or none: the tensor is left as it is, whatever that is."""
 MAPPED = {"params": "state_shardings", "in_src": "in_src", "in_dst": "in_dst"}
 """Fields of an override by name of a tensor, and those of a ShardingConfig that they replace."""
-LISTED = ("out_src", "out_dst")
-"""Fields by number of an output."""
+LISTED = {"out_src": "out_src", "out_dst": "out_dst"}
+"""The same by number of an output."""
 
 
 def merged_plan(
-    names: Sequence[str], plan: ShardingPlan, overrides: Sequence[PlanOverride], degrees: Mapping[str, int]
+    names: Sequence[str],
+    plan: ShardingPlan,
+    overrides: Sequence[PlanOverride],
+    context: ReplacementContext,
+    wrappers: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> ShardingPlan:
-    """`plan` with the boundaries that overrides write: a field that one writes replaces the derived field, others stay.
+    """`plan` with what overrides write: a field that one writes replaces the derived field, others stay.
 
     Of several overrides of one module the later one wins, field by field.
 
     Args:
         names: of all modules of the model.
-        degrees: of parallelism, by axis.
+        wrappers: what the model has for `inner_wrapper`, by name.
 
     Raises:
-        ConfigError: a pattern names no module, or a module without a derived boundary of which not all is written.
+        ConfigError: a pattern or inner_target names no module, a module without a derived boundary of which not all is
+            written, or fields that do not go together.
     """
-    own: ShardingPlan = {}
+    merge = _Merge(names, plan, context, wrappers)
     faults: list[Fault] = []
     for i, override in enumerate(overrides):
         path = f"plan_overrides.{i}"
-        if not override.written_fields():
+        if not override.written_fields() and not override.injects:
             continue
-        axis = override.when or "tp"
-        if not plan or degrees[axis] == 1 or degrees["tp"] == 1:
-            logger.info("%s is left out: the run has no %s, so no plan", path, axis if degrees[axis] == 1 else "tp")
+        if lacking := _lacking(override, plan, context):
+            logger.info("%s is left out: the run is without %s", path, lacking)
             continue
         for pattern in override.patterns():
             found = [name for name in names if fnmatchcase(name, pattern)]
@@ -57,16 +66,13 @@ def merged_plan(
                 near = ", ".join(near_names(pattern, names)) or "none"
                 faults.append(Fault(f"{path}.match", f"{pattern!r} names no module of the model", f"near: {near}"))
             for name in found:
-                base = own.get(name) or derived(name, plan)
-                missing = [field for field in ("params", "in_src", "out_src") if getattr(override, field) is None]
-                if base is None and missing:
-                    fact = f"{name} has no derived boundary, and {', '.join(missing)} is not written"
-                    faults.append(Fault(path, fact, "write params, in_src and out_src, {} or [] where there are none"))
-                    continue
-                own[name] = overridden(base or ShardingConfig(), override)
-    raise_faults(faults)
+                try:
+                    merge.add(path, override, name)
+                except ConfigError as error:
+                    faults += error.faults
+    raise_faults(dict.fromkeys(faults))
     # The first entry that fits a module is its own.
-    return {**own, **{pattern: boundary for pattern, boundary in plan.items() if pattern not in own}}
+    return {**merge.own, **{pattern: boundary for pattern, boundary in plan.items() if pattern not in merge.own}}
 
 
 def derived(name: str, plan: ShardingPlan) -> ShardingConfig | None:
@@ -76,34 +82,187 @@ def derived(name: str, plan: ShardingPlan) -> ShardingConfig | None:
     return plan_of(name, plan)
 
 
-def overridden(base: ShardingConfig, override: PlanOverride) -> ShardingConfig:
-    """`base` with the fields that `override` writes."""
+def without_modules(
+    plan: ShardingPlan, gone: Collection[str], names: Collection[str], context: ReplacementContext
+) -> ShardingPlan:
+    """`plan` without the entries of modules that replacements have not kept.
+
+    Args:
+        gone: their names.
+        names: of all modules of the model.
+
+    Raises:
+        ConfigError: HP-REPLACE-002, the plan computes one of them over several ranks, and nothing takes its place.
+    """
+    injected = [name for name, entry in plan.items() if entry.compute is not None]
+    faults = []
+    for name in gone:
+        entry, region = derived(name, plan), name.rpartition(".")[0]
+        if entry is None:
+            continue
+        spread, has_stand_in = entry.local_map, any(f"{other}.".startswith(f"{region}.") for other in injected)
+        if spread is None or spread.forward is None or getattr(context, spread.axis) == 1 or has_stand_in:
+            continue
+        leaf = name.rpartition(".")[2]
+        fact = f"{of_all_layers(region)} is replaced without its {leaf}, which sees all ranks of {spread.axis}"
+        remedy = f"keep {leaf} and call it, or write an inner_target or a local_compute_fn"
+        faults.append(Fault("plan_overrides", f"[HP-REPLACE-002] {fact}", remedy))
+    raise_faults(dict.fromkeys(faults))
+    return {pattern: entry for pattern, entry in plan.items() if fits(pattern, names) or not fits(pattern, gone)}
+
+
+def fits(pattern: str, names: Collection[str]) -> bool:
+    """Whether `pattern` of a plan is about one of the modules `names`."""
+    from hyper_parallel.protocols.module import is_named_by
+
+    return pattern in names or any(is_named_by(pattern, name) for name in names)
+
+
+def _lacking(override: PlanOverride, plan: ShardingPlan, context: ReplacementContext) -> str | None:
+    """What a run needs for `override` to change anything, and has not."""
+    if not context.has(override.when):
+        return override.when
+    if not plan:
+        return "tp, cp and ep, so without a plan"
+    return "tp" if context.tp == 1 and not override.injects else None
+
+
+class _Merge:
+    """The entries that overrides write, one after the other."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        plan: ShardingPlan,
+        context: ReplacementContext,
+        wrappers: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        self.names, self.plan, self.context, self.wrappers = names, plan, context, wrappers
+        self.own: ShardingPlan = {}
+
+    def add(self, path: str, override: PlanOverride, name: str) -> None:
+        """What `override`, which stands at `path`, writes of the module `name`.
+
+        Raises:
+            ConfigError: see `merged_plan`.
+        """
+        base = derived(name, self.plan)
+        if override.region_dispatch and base is not None and base.local_map is not None:
+            fact = f"True, but the model's plan computes {of_all_layers(name)} on local tensors in every mode"
+            raise ConfigError.one(f"{path}.region_dispatch", fact, "write false")
+        if override.written_fields() or override.local_compute_fn or override.region_dispatch is False:
+            self.own[name] = self._region(path, override, name)
+        if override.inner_wrapper is not None:
+            inner = f"{name}.{override.inner_target}"
+            self.own[inner] = self._inner(path, override, inner)
+
+    def _region(self, path: str, override: PlanOverride, name: str) -> ShardingConfig:
+        entry = self.own.get(name) or derived(name, self.plan)
+        missing = [field for field in ("params", "in_src", "out_src") if getattr(override, field) is None]
+        if entry is None and missing:
+            fact = f"{of_all_layers(name)} has no derived boundary, and {', '.join(missing)} is not written"
+            raise ConfigError.one(path, fact, "write params, in_src and out_src, {} or [] where there are none")
+        entry = overridden(entry or ShardingConfig(), derived(name, self.plan), override, path)
+        if override.local_compute_fn is not None:
+            compute = InjectedCompute(
+                factory=override.local_compute_fn, kind="local_compute", path=f"{path}.local_compute_fn"
+            )
+            return replace(entry, compute=compute, local_map=None if override.region_dispatch else LocalMap())
+        return replace(entry, local_map=LocalMap()) if override.injects and entry.local_map is None else entry
+
+    def _inner(self, path: str, override: PlanOverride, name: str) -> ShardingConfig:
+        if name not in self.names:
+            near = ", ".join(near_names(name, self.names)) or "none"
+            raise ConfigError.one(f"{path}.inner_target", f"there is no module {of_all_layers(name)}", f"near: {near}")
+        entry = self.own.get(name) or derived(name, self.plan)
+        if entry is None and override.region_dispatch and self.context.tp > 1:
+            fact = f"{of_all_layers(name)} has no boundary, by which its arguments become local tensors"
+            remedy = "write one in a rule before, with match, params, in_src and out_src, or region_dispatch false"
+            raise ConfigError.one(path, fact, remedy)
+        entry = entry or ShardingConfig()
+        factory = override.inner_wrapper
+        if isinstance(factory, str):
+            if factory not in self.wrappers:
+                fact = f"{factory!r}, which the attention of this model has no use for"
+                raise ConfigError.one(f"{path}.inner_wrapper", fact, did_you_mean(factory, self.wrappers))
+            factory = Target.of(self.wrappers[factory])
+        assert factory is not None
+        out_src = entry.out_src
+        if override.inner_out_src == "first_input":
+            first = next(iter(entry.in_src), None)
+            if first is None:
+                raise ConfigError.one(
+                    f"{path}.inner_out_src", f"first_input, but {of_all_layers(name)} has no in_src", "write {tp: ...}"
+                )
+            out_src = (entry.in_dst.get(first, entry.in_src[first]),)
+        elif override.inner_out_src is not None:
+            out_src = (_placement(override.inner_out_src["tp"], out_src[0] or {} if out_src else {}),)
+        compute = InjectedCompute(factory=factory, kind="inner_wrapper", path=f"{path}.inner_wrapper")
+        return replace(entry, compute=compute, local_map=LocalMap(), out_src=out_src)
+
+
+def overridden(entry: ShardingConfig, base: ShardingConfig | None, override: PlanOverride, path: str) -> ShardingConfig:
+    """`entry` with the fields of a boundary that `override`, which stands at `path`, writes.
+
+    Args:
+        base: what the model's plan derives. None: nothing.
+
+    Raises:
+        ConfigError: auto where nothing is derived, or out_src and out_dst that do not go together.
+    """
+    faults: list[Fault] = []
     changes: dict[str, Any] = {}
-    for field, home in MAPPED.items():
-        if (written := getattr(override, field)) is not None:
-            before: dict[str, NamedPlacement] = getattr(base, home)
-            changes[home] = {name: _placement(word, before.get(name, {})) for name, word in written.items()}
-    for field in LISTED:
-        if (written := getattr(override, field)) is not None:
-            before_all: tuple[NamedPlacement, ...] = getattr(base, field) or ()
-            changes[field] = tuple(_placement(word, before) for word, before in _aligned(written, before_all))
+
+    def read(field: str, written: Mapping[Any, str], before: Mapping[Any, NamedPlacement | None]) -> dict[Any, Any]:
+        faults.extend(
+            _nothing_derived(f"{path}.{field}.{key}")
+            for key, word in written.items()
+            if word == "auto" and key not in before
+        )
+        return {key: _placement(word, before.get(key)) for key, word in written.items()}
+
+    for field, home in (MAPPED | LISTED).items():
+        written, before = getattr(override, field), getattr(base or ShardingConfig(), home)
+        if written == "auto":
+            changes[home] = before
+            faults += [_nothing_derived(f"{path}.{field}")] if base is None else []
+        elif field in MAPPED and written is not None:
+            placements = read(field, {} if written == "none" else written, before)
+            changes[home] = {name: placement for name, placement in placements.items() if placement is not None}
+        elif written is not None:
+            placements = read(
+                field, dict(enumerate(() if written == "none" else written)), dict(enumerate(before or ()))
+            )
+            changes[home] = tuple(placements.values())
     if override.tp_divide_attrs is not None:
         changes["sizes_per_rank"] = override.tp_divide_attrs
-    return replace(base, **changes)
+    raise_faults(faults)
+    merged = replace(entry, **changes)
+    if not merged.out_dst:
+        return replace(merged, out_dst=None)
+    if len(merged.out_src) != len(merged.out_dst):
+        fact = f"{len(merged.out_dst)} outputs, and out_src has {len(merged.out_src)}"
+        raise ConfigError.one(f"{path}.out_dst", fact, "write both, none where an output is left as it is")
+    for i, (src, dst) in enumerate(zip(merged.out_src, merged.out_dst, strict=True)):
+        if src is None and dst is not None:
+            fact = "is to be turned into something, but out_src does not say how it lies"
+            raise ConfigError.one(f"{path}.out_dst.{i}", fact, "write it there, or none here")
+    return merged
 
 
-def _placement(word: str, before: NamedPlacement) -> NamedPlacement:
+def _nothing_derived(path: str) -> Fault:
+    return Fault(path, "auto, but the model's plan derives nothing for it", "write how it lies, or none")
+
+
+def _placement(word: str, before: NamedPlacement | None) -> NamedPlacement | None:
+    """What `word` says of a tensor, over axis tp; on other axes it stays as it was. None: it is left as it is."""
     from torch.distributed.tensor import Partial, Shard
 
-    if word == "auto":
-        return before
-    others: NamedPlacement = {axis: placement for axis, placement in before.items() if axis != MeshAxisName.TP}
-    match = WORDS.fullmatch(word)
+    if word in ("auto", "none"):
+        return before if word == "auto" else None
+    others: NamedPlacement = {axis: placement for axis, placement in (before or {}).items() if axis != MeshAxisName.TP}
+    match = PLACEMENTS.fullmatch(word)
     assert match is not None, "validated when it was read"
     if word == "replicate":
         return others
     return {**others, MeshAxisName.TP: Partial() if word == "partial" else Shard(int(match[1]))}
-
-
-def _aligned(words: Sequence[str], before: Sequence[NamedPlacement]) -> Iterable[tuple[str, NamedPlacement]]:
-    return ((word, before[i] if i < len(before) else {}) for i, word in enumerate(words))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.config.errors import RunError
 from hyper_parallel.protocols.mesh import MeshAxisName
+
+if TYPE_CHECKING:
+    from hyper_parallel.protocols.injected_compute import InjectedCompute
 
 Placement = Any
 """A `torch.distributed.tensor.Placement`, whose import would cost half as much again as torch's."""
@@ -46,12 +49,16 @@ class ShardingConfig:
     """Per argument of `in_src`: what it is turned into before forward runs. Not named: as it arrives."""
     in_grads: dict[str, NamedPlacement] = field(default_factory=dict)
     """Per argument of `in_src`: how its gradient comes out of forward's backward."""
-    out_src: tuple[NamedPlacement, ...] = ()
-    """Per tensor of the output, in order: how forward leaves it. Tensors beyond are left as they are."""
-    out_dst: tuple[NamedPlacement, ...] | None = None
-    """Per tensor of `out_src`: what it is turned into behind the module. None: it is left."""
+    out_src: tuple[NamedPlacement | None, ...] = ()
+    """Per tensor of the output, in order: how forward leaves it. None, and tensors beyond: they are left as they are,
+    whatever that is."""
+    out_dst: tuple[NamedPlacement | None, ...] | None = None
+    """Per tensor of `out_src`: what it is turned into behind the module. None: it is left, or all are."""
     local_map: LocalMap | None = None
     """None: in validate mode forward runs on DTensors, and its real output is compared with `out_src`."""
+    compute: InjectedCompute | None = None
+    """What runs in the place of forward, within the moves of all axes: a user's. None: forward, or that of
+    `local_map`."""
     sizes_per_rank: tuple[str, ...] = ()
     """Attributes of the module that count features of which each rank of axis tp has a part: where forward runs on
     local tensors they are divided by the ranks."""

@@ -363,7 +363,7 @@ def _tell_units(model_parts: list[BaseModel], parallel_dims: ParallelDims) -> No
 def construct_model(config: TrainerConfig, model_config: BaseModel.Config) -> BaseModel:
     """Step 5: the whole model in `training.dtype` on the meta device: shapes without memory."""
     model = construction.construct_on_meta(model_config, getattr(torch, config.training.dtype))
-    model.apply_overrides(config.plan_overrides, config.parallelism)
+    model.apply_overrides(config.plan_overrides, config.parallelism, config.training)
     return model
 
 

@@ -113,6 +113,10 @@ def test_only_with_the_parallelism_that_it_is_for() -> None:
     model = Model()
     assert replaced(model, override("norm", when="cp")) == []
     assert replaced(model, override("norm", when="cp"), cp=2) == ["norm"]
+    low = override("norm", when="low_precision", change="itself")
+    assert replaced(model, low) == []
+    with pytest.raises(ConfigError, match=r"the factory returned the module itself"):
+        replaced(model, low, low_precision=True)
 
 
 REFUSED: dict[str, tuple[list[PlanOverride], str]] = {
@@ -193,7 +197,6 @@ def test_what_a_rule_lacks_is_told() -> None:
     assert [fault.partition(";")[0] for fault in told] == [
         "match: it names no module",
         "replace_module: is missing, so nothing would be changed",
-        "module_type: is missing beside replace_module",
     ]
     rule = PlanOverride(match="norm", module_type="torch.nn.functional.relu", replace_module=Target.of(undecorated))
     assert [fault.partition(";")[0] for fault in map(str, rule.faults())] == [

@@ -8,13 +8,16 @@ import pytest
 from torch.distributed.tensor import Partial, Shard
 
 from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.target import Target
+from hyper_parallel.protocols.injected_compute import inner_wrapper, local_compute
 from hyper_parallel.protocols.mesh import MeshAxisName
+from hyper_parallel.protocols.module_replacement import ReplacementContext
 from hyper_parallel.protocols.plan_merge import merged_plan
 from hyper_parallel.protocols.plan_override import PlanOverride
-from hyper_parallel.protocols.sharding import ShardingConfig, ShardingPlan
+from hyper_parallel.protocols.sharding import LocalMap, ShardingConfig, ShardingPlan
 
 TP, CP = MeshAxisName.TP, MeshAxisName.CP
-NAMES = ["", "layers.0.o_proj", "layers.1.o_proj", "head", "router"]
+NAMES = ["", "layers.0.o_proj", "layers.1", "layers.1.o_proj", "head", "router"]
 PLAN: ShardingPlan = {
     "layers.*.o_proj": ShardingConfig(
         state_shardings={"weight": {TP: Shard(1)}, "bias": {}},
@@ -27,7 +30,16 @@ PLAN: ShardingPlan = {
 
 
 def merged(*overrides: PlanOverride, **degrees: int) -> dict[str, ShardingConfig]:
-    return merged_plan(NAMES, PLAN, overrides, {"tp": 2, "cp": 1, "ep": 1, "pp": 1} | degrees)
+    context = ReplacementContext(**{"tp": 2} | degrees)
+    return merged_plan(NAMES, PLAN, overrides, context, {"sdpa_qkv": wrapped})
+
+
+@inner_wrapper
+def wrapped(target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any) -> Any: ...
+
+
+@local_compute
+def computed(mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any) -> Any: ...
 
 
 def test_what_is_not_written_is_inherited() -> None:
@@ -48,7 +60,7 @@ def test_what_is_written_replaces_the_field_and_the_later_wins() -> None:
     second = PlanOverride(match="layers.0.*", params={"weight": "auto", "bias": "shard(0)"})
     plan = merged(first, second)
     assert plan["layers.1.o_proj"].state_shardings == {"weight": {}}
-    assert plan["layers.0.o_proj"].state_shardings == {"weight": {}, "bias": {TP: Shard(0)}}
+    assert plan["layers.0.o_proj"].state_shardings == {"weight": {TP: Shard(1)}, "bias": {TP: Shard(0)}}
     assert plan["layers.0.o_proj"].out_src == ({},)
     assert merged(PlanOverride(match="head", params={}))["head"].state_shardings == {}
     divided = merged(PlanOverride(match="layers.0.*", tp_divide_attrs=("num_heads",)))["layers.0.o_proj"]
@@ -72,12 +84,77 @@ def test_only_a_run_with_its_axes_is_changed() -> None:
     assert merged(rule, cp=2)["head"].state_shardings == {}
     assert merged(PlanOverride(match="head", params={}), tp=1) == PLAN
 
+    assert merged(PlanOverride(match="head", when="low_precision", params={}), low_precision=False) == PLAN
+    assert merged(PlanOverride(match="head", when="low_precision", params={}), low_precision=True) != PLAN
 
-def test_mistakes_are_told() -> None:
+
+def test_auto_is_what_the_plan_derives_and_none_is_left() -> None:
+    """Not what an earlier rule wrote, which a field that is not written keeps."""
+    name, base = "layers.0.o_proj", PLAN["layers.*.o_proj"]
+    first = PlanOverride(match=name, params={"weight": "shard(0)"}, in_src="none", out_src=("replicate", "shard(1)"))
+    assert merged(first)[name].in_src == {} and merged(first)[name].out_src == ({}, {TP: Shard(1)})
+    again = PlanOverride(match=name, params="auto", in_src={"x": "auto"}, out_src=("auto", "none"))
+    plan = merged(first, again)[name]
+    assert (plan.state_shardings, plan.in_src, plan.out_src) == (
+        base.state_shardings,
+        base.in_src,
+        (base.out_src[0], None),
+    )
+    turned = PlanOverride(match=name, out_src=("partial", "none", "shard(0)"), out_dst=("replicate", "none", "none"))
+    assert merged(turned)[name].out_dst == ({}, None, None)
+    for empty in ("none", ()):
+        assert merged(turned, PlanOverride(match=name, out_dst=empty))[name].out_dst is None
+    assert merged(turned, PlanOverride(match=name, out_src="auto", out_dst="auto"))[name] == base
+    kept = PlanOverride(match=name, in_src={"x": "shard(1)", "mask": "none"})
+    assert merged(kept)[name].in_src == {"x": {TP: Shard(1), CP: Shard(1)}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"),
+    [
+        ({"in_src": {"y": "auto"}}, "plan_overrides.0.in_src.y: auto, but the model's plan derives nothing for it"),
+        ({"out_src": ("auto", "auto")}, "plan_overrides.0.out_src.1: auto, but the model's plan derives nothing"),
+        ({"out_dst": ("replicate",) * 2}, "plan_overrides.0.out_dst: 2 outputs, and out_src has 1; write both"),
+        (
+            {"out_src": ("none",), "out_dst": ("replicate",)},
+            "plan_overrides.0.out_dst.0: is to be turned into something, but out_src does not say how it lies",
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], fact: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        merged(PlanOverride(match="layers.*.o_proj", **fields))
+    assert str(caught.value).startswith(fact) and "\n" not in str(caught.value)  # once for both layers
+
+
+def test_what_is_computed_within_a_boundary() -> None:
+    rule = PlanOverride(match="layers.0.*", local_compute_fn=Target.of(computed), region_dispatch=False)
+    entry, base = merged(rule, tp=1, ep=2)["layers.0.o_proj"], PLAN["layers.*.o_proj"]
+    assert entry.compute is not None and entry.compute.name == f"{__name__}.computed"
+    assert (entry.local_map, entry.out_src) == (LocalMap(), base.out_src)
+    assert merged(rule.derive(region_dispatch=True))["layers.0.o_proj"].local_map is None
+    assert merged(rule.derive(when="cp"), ep=2) == PLAN
+    with pytest.raises(
+        ConfigError, match=r"plan_overrides.0: router has no derived boundary, and params, in_src, out_"
+    ):
+        merged(rule.derive(match="router"))
+
+
+def test_an_inner_module_has_a_boundary_of_its_own() -> None:
+    rule = PlanOverride(match="layers.1", inner_target="o_proj", inner_wrapper="sdpa_qkv", region_dispatch=True)
+    plan = merged(rule.derive(inner_out_src="first_input"))
+    assert plan["layers.1.o_proj"].out_src == ({TP: Shard(2), CP: Shard(1)},)
+    assert plan["layers.1.o_proj"].local_map == LocalMap() and "layers.1" not in plan
+    assert merged(rule.derive(inner_out_src={"tp": "replicate"}))["layers.1.o_proj"].out_src == ({},)
+    outer = PlanOverride(match="layers.1", params={}, in_src={}, out_src=())
+    plan = merged(outer, rule.derive(region_dispatch=False))
+    assert plan["layers.1"].local_map == LocalMap() and plan["layers.1"].compute is None
+    with pytest.raises(
+        ConfigError, match=r"inner_wrapper: 'sdpa_hf', which the attention of this model has no use for"
+    ):
+        merged(rule.derive(inner_wrapper="sdpa_hf"))
+
+
+def test_a_module_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"plan_overrides.0.match: 'haed' names no module of the model; near: head"):
         merged(PlanOverride(match="haed", params={}))
-    rule = PlanOverride(match="head", in_src={"x": "shard"}, out_src=("partial", "shard(-1)"))
-    assert [str(fault).partition(";")[0] for fault in rule.faults()] == [
-        "in_src.x: 'shard' is no placement",
-        "out_src.1: 'shard(-1)' is no placement",
-    ]

@@ -322,6 +322,8 @@ plan_overrides:
     when: cp
     module_type: torch.nn.Linear
     replace_module: {_target_: hyper_parallel.models.qwen3_moe.adapter.replacements.replace_rms_norm}
+  - {match: "model.layers.*.self_attn", when: cp, inner_target: heads, inner_wrapper: sdpa_qkv, region_dispatch: true}
+  - {match: "model.norm", when: low_precision, params: auto, in_src: {}, out_dst: none}
 """
 
 

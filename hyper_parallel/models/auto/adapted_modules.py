@@ -28,10 +28,15 @@ def adapt_modules(model: nn.Module) -> None:
                     _unflatten(module, vector_or_matrix, -1, (-1, attention.split_size))
         elif is_stacked_experts(module):
             _unflatten(module, "gate_up_proj", 1, (2, -1))
-            module.eager_methods = Experts.eager_methods
-            module.run_eagerly = MethodType(Experts.run_eagerly, module)
+            run_experts_eagerly(module)
         elif is_attention(module):
             module.heads = HeadAttention.Config().build()
+
+
+def run_experts_eagerly(module: Any) -> None:
+    """Keeps what stacked experts compute of tokens from other ranks outside of compiled graphs, as ours do."""
+    module.eager_methods = Experts.eager_methods
+    module.run_eagerly = MethodType(Experts.run_eagerly, module)
 
 
 def _unflatten(module: nn.Module, name: str, dim: int, sizes: tuple[int, int]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+from hyper_parallel.models.common.context_parallel.inner_wrapper import arguments_of, attention_of
+from hyper_parallel.protocols.injected_compute import inner_wrapper
 
 NAME = "hyper_parallel"
 """Under which transformers finds it: a model's `_attn_implementation`."""
@@ -62,6 +66,24 @@ def attention(
     if scaling is not None and scaling != size**-0.5:
         query = query * (scaling * size**0.5)
     return module.heads(*(x.transpose(1, 2) for x in (query, key, value)), None, documents), None
+
+
+@inner_wrapper
+def sdpa_hf(
+    target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any
+) -> Callable[..., tuple[torch.Tensor, None]]:
+    """`attention` in the place of a module that is called in the same way, over the tokens of all ranks of cp.
+
+    Raises:
+        ConfigError: its forward takes no `documents`.
+    """
+    names = arguments_of(target_module)
+    target_module.heads = attention_of(target_module)
+
+    def compute(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        return attention(**{**dict(zip(names, args, strict=False)), **kwargs, "module": target_module})
+
+    return compute
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

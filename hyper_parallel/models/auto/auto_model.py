@@ -208,7 +208,7 @@ def _build(
         raise ConfigError.one("distributed_setup.pp", f"{dims.pp}, but there are no stages of it", "set 1")
     model = construct_on_meta(config, getattr(torch, training.dtype))
     assert isinstance(model, AutoCausalLM)
-    model.apply_overrides(setup.plan_overrides, parallelism)
+    model.apply_overrides(setup.plan_overrides, parallelism, training)
     model.verify_module_protocol()
     parallelize_decoder(
         model,

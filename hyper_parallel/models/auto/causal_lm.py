@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from hyper_parallel.config.configurable import setting
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
-from hyper_parallel.config.sections import ParallelismConfig
+from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.models.auto import attention, experts
-from hyper_parallel.models.auto.adapted_modules import adapt_modules
+from hyper_parallel.models.auto.adapted_modules import adapt_modules, run_experts_eagerly
 from hyper_parallel.models.auto.initializers import recorded_initializers
-from hyper_parallel.models.auto.layout import layout_faults, layout_of
+from hyper_parallel.models.auto.layout import is_stacked_experts, layout_faults, layout_of
 from hyper_parallel.models.auto.routing import TokensByRow
 from hyper_parallel.models.auto.sharding import sharding_faults, sharding_plan
 from hyper_parallel.models.common.attention import fullgraph_faults
+from hyper_parallel.models.common.context_parallel.inner_wrapper import sdpa_qkv
 from hyper_parallel.models.common.decoder import Output
 from hyper_parallel.models.common.documents import WholeRows
 from hyper_parallel.models.common.embedding import TiedHead, WholeVocabulary
@@ -28,6 +30,9 @@ from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
 from hyper_parallel.protocols.module import canonical_name
 
+if TYPE_CHECKING:
+    from hyper_parallel.protocols.plan_override import PlanOverride
+
 
 class AutoCausalLM(BaseModel):
     """The modules of a transformers model under their own names, so that parameters have Hugging Face's.
@@ -35,6 +40,8 @@ class AutoCausalLM(BaseModel):
     Its base model is called for hidden states; the output matrix is kept apart, so that the loss may do without the
     whole of the logits. A matrix tied to the embedding is not there a second time.
     """
+
+    inner_wrappers = MappingProxyType({"sdpa_qkv": sdpa_qkv, "sdpa_hf": attention.sdpa_hf})
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):
@@ -165,6 +172,14 @@ class AutoCausalLM(BaseModel):
             router = self.get_submodule(name)
             router.parameter_roles = {"weight": "router"}
             router.register_forward_hook(partial(self._note_routing, layer))
+
+    def apply_overrides(
+        self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig, training: TrainingConfig
+    ) -> None:
+        super().apply_overrides(overrides, parallelism, training)
+        for name in self.replaced_modules:
+            if is_stacked_experts(module := self.get_submodule(name)):
+                run_experts_eagerly(module)
 
     def verify_module_protocol(self) -> None:
         """

@@ -49,9 +49,17 @@ def dispatched(
     *,
     num_experts: int,
 ) -> torch.Tensor:
-    """The same where each rank of `group` has some of the `num_experts`."""
+    """The forward of `module`, whoever wrote it, where each rank of `group` has some of the `num_experts`: it is called
+    with the tokens that reach this rank, one expert each, and this rank's experts counted from 0."""
     weights_NK, rows_E = top_k_weights.to(hidden_states.dtype), _rows_of_each(top_k_index, num_experts)
-    return dispatched_experts(module, group, hidden_states, weights_NK, top_k_index, rows_E)
+    return dispatched_experts(module, group, hidden_states, weights_NK, top_k_index, rows_E, compute=_own_forward)
+
+
+def _own_forward(
+    module: Any, x_NC: torch.Tensor, weights_NK: torch.Tensor, experts_NK: torch.Tensor, rows_E: torch.Tensor
+) -> torch.Tensor:
+    made_NC: torch.Tensor = type(module).forward(module, x_NC, experts_NK, weights_NK)
+    return made_NC
 
 
 def _rows_of_each(experts_NK: torch.Tensor, num_experts: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_least
 from hyper_parallel.distributed.pipeline_plan import layer_faults
 from hyper_parallel.models.common.attention import Attention, fullgraph_faults
+from hyper_parallel.models.common.context_parallel.inner_wrapper import sdpa_qkv
 from hyper_parallel.models.common.documents import DocumentGroups, WholeRows
 from hyper_parallel.models.common.embedding import Embedding, TiedHead, WholeVocabulary
 from hyper_parallel.models.common.feed_forward import FeedForward
@@ -78,6 +80,8 @@ class Decoder(BaseModel):
     A part of it has None in the place of what it leaves to other parts: the embedding, some of `layers`, the last norm
     and the output matrix.
     """
+
+    inner_wrappers = MappingProxyType({"sdpa_qkv": sdpa_qkv})
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,14 +37,17 @@ def dispatched_experts(
     weights_BTK: torch.Tensor,
     experts_BTK: torch.Tensor,
     rows_E: torch.Tensor,
+    *,
+    compute: Callable[..., torch.Tensor] = Experts.forward,
 ) -> torch.Tensor:
-    """`Experts.forward` where each rank of `group` has some of the experts (Lepikhin et al. 2020,
+    """`compute`, called as `Experts.forward`, where each rank of `group` has some of the experts (Lepikhin et al. 2020,
     https://arxiv.org/abs/2006.16668). Every rank must call it, whatever tokens it has, and none is dropped."""
-    return module.run_eagerly(partial(_dispatched_experts, module, group, x_BTC, weights_BTK, experts_BTK, rows_E))
+    own = partial(compute, module)
+    return module.run_eagerly(partial(_dispatched_experts, own, group, x_BTC, weights_BTK, experts_BTK, rows_E))
 
 
 def _dispatched_experts(
-    module: Experts,
+    compute: Callable[..., torch.Tensor],
     group: dist.ProcessGroup,
     x_BTC: torch.Tensor,
     weights_BTK: torch.Tensor,
@@ -56,7 +60,7 @@ def _dispatched_experts(
     received_RC = exchange(x_NC.index_select(0, token), dispatch.sent, dispatch.received, group)
     # A received row has one expert here; its weight is applied at home.
     one_R1 = weight.new_ones(len(received_RC), 1)
-    made_RC = Experts.forward(module, received_RC, one_R1, dispatch.experts[:, None], dispatch.rows_E)
+    made_RC = compute(received_RC, one_R1, dispatch.experts[:, None], dispatch.rows_E)
     returned_AC = exchange(made_RC, dispatch.received, dispatch.sent, group)
     out_NC = torch.zeros_like(x_NC).index_add(0, token, returned_AC * weight[:, None])
     return out_NC.view_as(x_BTC).clone()  # FSDP hangs its hooks on the output, and they do not stay on a view

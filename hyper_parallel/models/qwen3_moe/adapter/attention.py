@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyper_parallel.models.common.attention import causal_attention, document_attention
+from hyper_parallel.models.common.attention import HeadAttention
 
 
 class GroupedQueryAttention(nn.Module):
@@ -21,6 +21,8 @@ class GroupedQueryAttention(nn.Module):
         self.head_dim, self.layer_idx = attention.head_dim, attention.layer_idx
         for name, module in attention.named_children():
             self.add_module(name, module)
+        if not hasattr(self, "heads"):  # an AutoCausalLM's has it already
+            self.heads = HeadAttention.Config().build()
 
     def forward(
         self,
@@ -45,11 +47,7 @@ class GroupedQueryAttention(nn.Module):
         q_BTHD = _rotated(self.q_norm(heads(self.q_proj(hidden_states))), cos_BT1D, sin_BT1D)
         k_BTKD = _rotated(self.k_norm(heads(self.k_proj(hidden_states))), cos_BT1D, sin_BT1D)
         v_BTKD = heads(self.v_proj(hidden_states))
-        documents = kwargs.get("documents")
-        if documents is None:
-            out_BTHD = causal_attention(q_BTHD, k_BTKD, v_BTKD)
-        else:
-            out_BTHD = document_attention(q_BTHD, k_BTKD, v_BTKD, documents)
+        out_BTHD = self.heads(q_BTHD, k_BTKD, v_BTKD, None, kwargs.get("documents"))
         return self.o_proj(out_BTHD.flatten(2)), None
 
 

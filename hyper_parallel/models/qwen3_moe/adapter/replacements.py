@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.models.common.moe import weighted_experts
 from hyper_parallel.models.common.norm import rms_norm
 from hyper_parallel.models.qwen3_moe.adapter.attention import GroupedQueryAttention
@@ -60,30 +59,11 @@ def replace_rms_norm(module: nn.Module, module_fqn: str, context: ReplacementCon
 
 @module_replacement
 def replace_attention(module: nn.Module, module_fqn: str, context: ReplacementContext) -> nn.Module:
-    """A GroupedQueryAttention.
-
-    Raises:
-        ConfigError: rows are spread over ranks, which it does not know of, or it is to compute on DTensors.
-    """
-    _refuse(context, "cp", module_fqn, "it sees the tokens of one rank alone")
-    if context.mode == "validate":
-        fact = f"{module_fqn} is replaced, but parallelism.mode is validate: its kernel takes no DTensor"
-        raise ConfigError.one("plan_overrides", fact, "set production, or leave the override out")
+    """A GroupedQueryAttention."""
     return GroupedQueryAttention(module).train(module.training)
 
 
 @module_replacement
 def replace_experts(module: nn.Module, module_fqn: str, context: ReplacementContext) -> nn.Module:
-    """A GroupedExperts.
-
-    Raises:
-        ConfigError: experts are spread over ranks, to which it sends no tokens.
-    """
-    _refuse(context, "ep", module_fqn, "it sends no token to the experts of other ranks")
+    """A GroupedExperts."""
     return GroupedExperts(module).train(module.training)
-
-
-def _refuse(context: ReplacementContext, axis: str, module_fqn: str, reason: str) -> None:
-    if (degree := getattr(context, axis)) > 1:
-        fact = f"{module_fqn} is replaced, but parallelism.{axis} is {degree}: {reason}"
-        raise ConfigError.one("plan_overrides", fact, f"set {axis} 1, or leave the override out")

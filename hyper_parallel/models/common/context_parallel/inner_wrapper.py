@@ -1,0 +1,69 @@
+"""The attention of a run in the place of what a module of the user's computes on each head."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+
+from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.models.common.attention import HeadAttention
+from hyper_parallel.models.common.context_parallel.boundaries import spread_head_attention
+from hyper_parallel.models.common.context_parallel.spread_attention import SpreadAttention
+from hyper_parallel.protocols.injected_compute import inner_wrapper, named_arguments
+
+
+@inner_wrapper
+def sdpa_qkv(target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any) -> Callable[..., torch.Tensor]:
+    """Causal attention within documents, over the tokens of all ranks of cp by the run's cp_method.
+
+    Args:
+        target_module: called with rotated queries [B, T, H, D], rotated keys and values [B, T, K, D], and a `documents`
+            as the models here hand to every attention; gives [B, T, H, D]. Of other arguments only a `rope` counts.
+
+    Raises:
+        ConfigError: its forward takes no `documents`.
+    """
+    names = arguments_of(target_module)
+    attend = attention_of(target_module)
+
+    def compute(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if "documents" not in given:
+            raise TypeError(f"{type(target_module).__name__} is called without documents, which say what sees what")
+        return attend(*args[:3], given.get("rope"), given["documents"])
+
+    return compute
+
+
+def arguments_of(target_module: Any) -> list[str]:
+    """Those of its forward.
+
+    Raises:
+        ConfigError: HP-REPLACE-002, `documents` is not among them.
+    """
+    signature = inspect.signature(target_module.forward)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if "documents" not in signature.parameters and not takes_any:
+        fact = (
+            f"[HP-REPLACE-002] forward of {type(target_module).__name__} takes no documents, which say what sees what"
+        )
+        remedy = "take documents, and hand on what the model gives its attention"
+        raise ConfigError.one("plan_overrides", fact, remedy)
+    return list(named_arguments(signature))
+
+
+def attention_of(target_module: Any) -> Callable[..., torch.Tensor]:
+    """A HeadAttention in its place: ``(q_BTHD, k_BTKD, v_BTKD, rope, documents)`` -> [B, T, H, D]."""
+    target_module.eager_methods = HeadAttention.eager_methods
+    target_module.attend_eagerly = MethodType(HeadAttention.attend_eagerly, target_module)
+
+    def attend(q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, rope: Any, documents: Any) -> Any:
+        if isinstance(documents, SpreadAttention):
+            return spread_head_attention(target_module, documents.group, q_BTHD, k_BTKD, v_BTKD, rope, documents)
+        return HeadAttention.forward(target_module, q_BTHD, k_BTKD, v_BTKD, rope, documents)
+
+    return attend

@@ -1,0 +1,109 @@
+"""Computations of the user's in the place of a module's forward, on what each rank has of its tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
+
+from hyper_parallel.config.configurable import Buildable
+from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.target import Target
+from hyper_parallel.protocols.override_factories import FactoryT, marked
+
+if TYPE_CHECKING:
+    from hyper_parallel.distributed.parallel_dims import ParallelDims
+
+
+def local_compute(factory: FactoryT) -> FactoryT:
+    """Marks ``factory(mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(module, *args)``, where `args` are those of the
+    module's forward in their order.
+
+    Raises:
+        TypeError: the signature is another one.
+    """
+    return marked(factory, "local_compute")
+
+
+def inner_wrapper(factory: FactoryT) -> FactoryT:
+    """Marks ``factory(target_module, mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(*args)``, where `args` are those of
+    the forward of `target_module` in their order.
+
+    Raises:
+        TypeError: the signature is another one.
+    """
+    return marked(factory, "inner_wrapper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectedCompute:
+    """What an override puts in the place of the forward of a module, within its boundary."""
+
+    factory: Buildable[Callable[..., Any]]
+    kind: Literal["local_compute", "inner_wrapper"]
+    path: str
+    """Of the override's field, for messages."""
+
+    @property
+    def name(self) -> str:
+        """Of the factory."""
+        return self.factory.target_path if isinstance(self.factory, Target) else type(self.factory).__qualname__
+
+    def forward_of(self, module: nn.Module, name: str, parallel_dims: ParallelDims) -> Callable[..., Any]:
+        """What runs when `module`, whose name in the model is `name`, is called.
+
+        Raises:
+            ConfigError: HP-REPLACE-002, the factory made what cannot be called as the module is.
+        """
+        meshes: dict[str, Any] = {
+            "mesh": parallel_dims.meshes[0],
+            "tp_mesh": parallel_dims.tp_mesh,
+            "cp_mesh": parallel_dims.cp_mesh,
+            "ep_mesh": parallel_dims.ep_mesh,
+        }
+        compute: Callable[..., Any]
+        if self.kind == "local_compute":
+            compute = self.factory.build(**meshes)
+            compute = partial(compute, module) if callable(compute) else compute
+        else:
+            compute = self.factory.build(target_module=module, **meshes)
+        signature = inspect.signature(module.forward)
+        if fact := _call_fault(compute, signature):
+            remedy = "return a function of the arguments of the module's forward"
+            remedy += ", with the module before them" if self.kind == "local_compute" else ""
+            raise ConfigError.one(self.path, f"[HP-REPLACE-002] {name}: {fact}", remedy)
+        names = named_arguments(signature)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            by_name = [*takewhile(kwargs.__contains__, names[len(args) :])]
+            return compute(*args, *map(kwargs.pop, by_name), **kwargs)
+
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        return forward
+
+
+def named_arguments(signature: inspect.Signature) -> Sequence[str]:
+    """Those that a call may give by position or by name."""
+    return [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _call_fault(compute: Any, signature: inspect.Signature) -> str | None:
+    """Why `compute` cannot be called by position with the arguments of `signature`. None: it can."""
+    if not callable(compute):
+        return f"the factory made a {type(compute).__name__}, not a function"
+    try:
+        own = inspect.signature(compute)
+    except ValueError:
+        return "the signature of the function cannot be read"
+    names = named_arguments(signature)
+    takes_any, wants_any = (any(p.kind is p.VAR_KEYWORD for p in s.parameters.values()) for s in (own, signature))
+    try:
+        own.bind(*names)
+    except TypeError as error:
+        return f"the function takes {', '.join(own.parameters)}, and is called with {', '.join(names)}: {error}"
+    return "the function takes no **kwargs, and the module is called with some" if wants_any and not takes_any else None
