@@ -87,13 +87,6 @@ CASES: dict[int, dict[str, Case]] = {
     },
     4: {
         "moe, shard 2, sp, lp": Case({"tp": 2, "dp_shard": 2} | SP | LP, 4, sizes=WIDE),
-        "moe, replicate 2, offload, compile, recompute, sp, lp, accumulate 2": Case(
-            {"tp": 2, "dp_replicate": 2, "dp_shard": 1, "cpu_offload": True} | SP | LP,
-            2,
-            sizes=TIED,
-            recompute=True,
-            compile=True,
-        ),
         "moe, shard 2, offload, compile, recompute, sp, lp, accumulate 2": Case(
             {"tp": 2, "dp_shard": 2, "cpu_offload": True} | SP | LP,
             2,
