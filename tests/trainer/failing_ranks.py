@@ -28,6 +28,8 @@ class FailingLoss(CrossEntropyLoss):
         restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         if self.calls == STEP and int(os.environ["RANK"]) == LAST and not restarted:
             time.sleep(1)  # the others wait in a collective by now
+            while not os.path.exists(os.environ.get("AFTER", "/")):  # what is written behind the training
+                time.sleep(0.1)
             match os.environ["FAILURE"]:
                 case "run_error":
                     raise RunError("the last rank has had enough")

@@ -163,6 +163,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "qwen3, cp": {"dp_shard": 1, "cp": 2},
         "llama, cp allgather": {"dp_shard": 1, "cp": 2, "cp_method": "allgather"},
         "gpt2, cp ulysses": {"dp_shard": 1, "cp": 2, "cp_method": "ulysses"},
+        "qwen3_moe, cp": {"dp_shard": 1, "cp": 2},
         "qwen3_moe, cp, ep": {"dp_shard": 1, "cp": 2, "ep": 2},
         "qwen3_moe, shard 2, ep, full": {"rows": 2, "dp_shard": 2, "ep": 2, "mode": "full"},
     },

@@ -94,7 +94,7 @@ def restarted(folder: Path, failure: str, mode: str) -> str:
     recipe = ("--recipe", "tests.trainer.failing_ranks.saved_before", "--checkpoint.async_mode", mode)
     done = subprocess.run(
         [*launcher, *TRAIN, *recipe, "--dump_folder", str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "FAILURE": failure},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "FAILURE": failure, "AFTER": str(folder / "checkpoint" / "step-2")},
         capture_output=True,
         text=True,
         timeout=150,
