@@ -26,15 +26,15 @@ class DistributedSetup:
     def __post_init__(self) -> None:
         """
         Raises:
-            ConfigError: `parallelism` asks for other sizes than `parallel_dims` has, and one of them would be ignored; or an
-                override is wrong.
+            ConfigError: `parallelism` asks for other sizes than `parallel_dims` has, and one of them would be ignored;
+                or an override is wrong.
         """
         own, asked = self.parallel_dims, ParallelDims.from_config(self.parallelism, self.parallel_dims.world_size)
         if repr(own) != repr(asked):  # which leaves out the meshes
             fact = f"parallel_dims is {own}, but parallelism asks for {asked}"
             remedy = "make parallel_dims by ParallelDims.from_config(parallelism, world_size)"
             raise ConfigError.one("distributed_setup", fact, remedy)
-        # Copies: values take the types of their fields, which those of a run that has read them are sealed against.
+        # Copies: values take the exact types of their fields, and a run that has read them has sealed them.
         object.__setattr__(self, "plan_overrides", tuple(override.derive() for override in self.plan_overrides))
         raise_faults(
             replace(fault, path=join(f"plan_overrides.{i}", fault.path))

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -14,15 +13,15 @@ from torch import nn
 from hyper_parallel.config.configurable import Buildable
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.target import Target
-from hyper_parallel.protocols.override_factories import FactoryT, marked
+from hyper_parallel.protocols.override_factories import FactoryT, marked, takes_any
 
 if TYPE_CHECKING:
     from hyper_parallel.distributed.parallel_dims import ParallelDims
 
 
 def local_compute(factory: FactoryT) -> FactoryT:
-    """Marks ``factory(mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(module, *args)``, where `args` are those of the
-    module's forward in their order.
+    """Marks ``factory(mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(module, *args)``, where `args` are all those of
+    the module's forward in their order, with their defaults; those behind `*` go by name.
 
     Raises:
         TypeError: the signature is another one.
@@ -31,8 +30,8 @@ def local_compute(factory: FactoryT) -> FactoryT:
 
 
 def inner_wrapper(factory: FactoryT) -> FactoryT:
-    """Marks ``factory(target_module, mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(*args)``, where `args` are those of
-    the forward of `target_module` in their order.
+    """Marks ``factory(target_module, mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(*args)``, where `args` are all
+    those of the forward of `target_module` in their order, with their defaults; those behind `*` go by name.
 
     Raises:
         TypeError: the signature is another one.
@@ -77,11 +76,11 @@ class InjectedCompute:
             remedy = "return a function of the arguments of the module's forward"
             remedy += ", with the module before them" if self.kind == "local_compute" else ""
             raise ConfigError.one(self.path, f"[HP-REPLACE-002] {name}: {fact}", remedy)
-        names = named_arguments(signature)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            by_name = [*takewhile(kwargs.__contains__, names[len(args) :])]
-            return compute(*args, *map(kwargs.pop, by_name), **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return compute(*bound.args, **bound.kwargs)
 
         forward.__signature__ = signature  # type: ignore[attr-defined]
         return forward
@@ -93,7 +92,7 @@ def named_arguments(signature: inspect.Signature) -> Sequence[str]:
 
 
 def _call_fault(compute: Any, signature: inspect.Signature) -> str | None:
-    """Why `compute` cannot be called by position with the arguments of `signature`. None: it can."""
+    """Why `compute` cannot be called with the arguments of `signature`. None: it can."""
     if not callable(compute):
         return f"the factory made a {type(compute).__name__}, not a function"
     try:
@@ -101,9 +100,12 @@ def _call_fault(compute: Any, signature: inspect.Signature) -> str | None:
     except ValueError:
         return "the signature of the function cannot be read"
     names = named_arguments(signature)
-    takes_any, wants_any = (any(p.kind is p.VAR_KEYWORD for p in s.parameters.values()) for s in (own, signature))
+    by_name = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
     try:
-        own.bind(*names)
+        own.bind(*names, **dict.fromkeys(by_name))
     except TypeError as error:
-        return f"the function takes {', '.join(own.parameters)}, and is called with {', '.join(names)}: {error}"
-    return "the function takes no **kwargs, and the module is called with some" if wants_any and not takes_any else None
+        called = ", ".join([*names, *(f"{name}=" for name in by_name)])
+        return f"the function takes {', '.join(own.parameters)}, and is called with {called}: {error}"
+    if takes_any(signature) and not takes_any(own):
+        return "the function takes no **kwargs, and the module is called with some"
+    return None
