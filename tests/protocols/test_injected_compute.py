@@ -65,7 +65,8 @@ def test_what_cannot_be_called_as_the_module_is_refused(makes: str, fact: str) -
 
 def test_what_goes_by_name_alone_is_taken_by_name() -> None:
     forward = InjectedCompute(factory=Target.of(wrapped), kind="inner_wrapper", path="")
-    assert forward.forward_of(layer := Attention(), "", DIMS)(1) == (layer, (1,), {"documents": None})
+    layer = Attention()
+    assert forward.forward_of(layer, "", DIMS)(1) == (layer, (1,), {"documents": None})
     compute = InjectedCompute(factory=Target.of(computed, makes="too few"), kind="local_compute", path="rule")
     fact = r"the function takes x, and is called with x, documents=: got an unexpected keyword argument 'documents'; re"
     with pytest.raises(ConfigError, match=fact):
