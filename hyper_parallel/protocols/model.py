@@ -117,7 +117,7 @@ class BaseModel(Module):
         self.replaced_modules = replace_modules(self, overrides, context)
         names = [name for name, _ in self.named_modules()]
         assert isinstance(self.config, Module.Config)
-        plan = merged_plan(names, self.config.sharding, overrides, context, self.inner_wrappers)
+        plan = merged_plan(dict(self.named_modules()), self.config.sharding, overrides, context, self.inner_wrappers)
         gone = set(before).difference(names)
         self.config.sharding = without_modules(plan, gone, names, context) if gone else plan
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
 from hyper_parallel.config.target import Target
@@ -33,7 +36,7 @@ LISTED = {"out_src": "out_src", "out_dst": "out_dst"}
 
 
 def merged_plan(
-    names: Sequence[str],
+    modules: Mapping[str, nn.Module],
     plan: ShardingPlan,
     overrides: Sequence[PlanOverride],
     context: ReplacementContext,
@@ -44,14 +47,14 @@ def merged_plan(
     Of several overrides of one module the later one wins, field by field.
 
     Args:
-        names: of all modules of the model.
+        modules: all of the model, by name.
         wrappers: what the model has for `inner_wrapper`, by name.
 
     Raises:
         ConfigError: a pattern or inner_target names no module, a module without a derived boundary of which not all is
-            written, or fields that do not go together.
+            written, or fields that do not go together or with the module.
     """
-    merge = _Merge(names, plan, context, wrappers)
+    merge = _Merge(modules, plan, context, wrappers)
     faults: list[Fault] = []
     for i, override in enumerate(overrides):
         path = f"plan_overrides.{i}"
@@ -61,9 +64,9 @@ def merged_plan(
             logger.info("%s is left out: the run is without %s", path, lacking)
             continue
         for pattern in override.patterns():
-            found = [name for name in names if fnmatchcase(name, pattern)]
+            found = [name for name in modules if fnmatchcase(name, pattern)]
             if not found:
-                near = ", ".join(near_names(pattern, names)) or "none"
+                near = ", ".join(near_names(pattern, modules)) or "none"
                 faults.append(Fault(f"{path}.match", f"{pattern!r} names no module of the model", f"near: {near}"))
             for name in found:
                 try:
@@ -132,12 +135,12 @@ class _Merge:
 
     def __init__(
         self,
-        names: Sequence[str],
+        modules: Mapping[str, nn.Module],
         plan: ShardingPlan,
         context: ReplacementContext,
         wrappers: Mapping[str, Callable[..., Any]],
     ) -> None:
-        self.names, self.plan, self.context, self.wrappers = names, plan, context, wrappers
+        self.modules, self.plan, self.context, self.wrappers = modules, plan, context, wrappers
         self.own: ShardingPlan = {}
 
     def add(self, path: str, override: PlanOverride, name: str) -> None:
@@ -163,6 +166,7 @@ class _Merge:
             fact = f"{of_all_layers(name)} has no derived boundary, and {', '.join(missing)} is not written"
             raise ConfigError.one(path, fact, "write params, in_src and out_src, {} or [] where there are none")
         entry = overridden(entry or ShardingConfig(), derived(name, self.plan), override, path)
+        raise_faults(_unfit(path, override, entry, name, self.modules[name], self.context.tp))
         if override.local_compute_fn is not None:
             compute = InjectedCompute(
                 factory=override.local_compute_fn, kind="local_compute", path=f"{path}.local_compute_fn"
@@ -171,8 +175,8 @@ class _Merge:
         return replace(entry, local_map=LocalMap()) if override.injects and entry.local_map is None else entry
 
     def _inner(self, path: str, override: PlanOverride, name: str) -> ShardingConfig:
-        if name not in self.names:
-            near = ", ".join(near_names(name, self.names)) or "none"
+        if name not in self.modules:
+            near = ", ".join(near_names(name, self.modules)) or "none"
             raise ConfigError.one(f"{path}.inner_target", f"there is no module {of_all_layers(name)}", f"near: {near}")
         entry = self.own.get(name) or derived(name, self.plan)
         if entry is None and override.region_dispatch and self.context.tp > 1:
@@ -197,6 +201,9 @@ class _Merge:
             out_src = (entry.in_dst.get(first, entry.in_src[first]),)
         elif override.inner_out_src is not None:
             out_src = (_placement(override.inner_out_src["tp"], out_src[0] or {} if out_src else {}),)
+        if override.inner_out_src is not None and entry.out_dst is not None and len(entry.out_dst) != 1:
+            fact = f"is one output, but out_dst of {of_all_layers(name)} has {len(entry.out_dst)}"
+            raise ConfigError.one(f"{path}.inner_out_src", fact, "write an out_dst of one, or none, in a rule before")
         compute = InjectedCompute(factory=factory, kind="inner_wrapper", path=f"{path}.inner_wrapper")
         return replace(entry, compute=compute, local_map=LocalMap(), out_src=out_src)
 
@@ -248,6 +255,35 @@ def overridden(entry: ShardingConfig, base: ShardingConfig | None, override: Pla
             fact = "is to be turned into something, but out_src does not say how it lies"
             raise ConfigError.one(f"{path}.out_dst.{i}", fact, "write it there, or none here")
     return merged
+
+
+def _unfit(
+    path: str, override: PlanOverride, entry: ShardingConfig, name: str, module: nn.Module, tp: int
+) -> Iterator[Fault]:
+    """Faults of what `override` writes of `module`, which has other tensors or sizes; `entry` has it already."""
+    where = of_all_layers(name)
+    parameters = [leaf for leaf, _ in module.named_parameters(recurse=False)]
+    arguments = list(inspect.signature(module.forward).parameters)
+    for field in MAPPED:
+        written = getattr(override, field)
+        what, known = ("parameter", parameters) if field == "params" else ("argument of forward", arguments)
+        for key, word in written.items() if isinstance(written, dict) else ():
+            if key not in known:
+                yield Fault(f"{path}.{field}.{key}", f"{where} has no such {what}", did_you_mean(key, known))
+            elif field == "in_dst" and word != "none" and key not in entry.in_src:
+                fact = f"{word}, but in_src does not say how it arrives"
+                yield Fault(f"{path}.{field}.{key}", fact, "write it there, or none here")
+    if override.params is not None and (missing := [leaf for leaf in parameters if leaf not in entry.state_shardings]):
+        fact = f"{', '.join(missing)} of {where} is not in it"
+        yield Fault(f"{path}.params", fact, "write how each parameter lies, replicate or shard(DIM)")
+    sizes = {key: size for key, size in vars(module).items() if type(size) is int and size > 0}
+    for i, attribute in enumerate(override.tp_divide_attrs or ()):
+        if attribute not in sizes:
+            fact = f"{where}.{attribute} is {getattr(module, attribute, 'not there')}, and no count of features"
+            yield Fault(f"{path}.tp_divide_attrs.{i}", fact, did_you_mean(attribute, sizes))
+        elif sizes[attribute] % tp:
+            fact = f"{where}.{attribute} is {sizes[attribute]}, which tp {tp} does not divide"
+            yield Fault(f"{path}.tp_divide_attrs.{i}", fact, "leave it out, or choose another tp")
 
 
 def _nothing_derived(path: str) -> Fault:
