@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,7 +57,7 @@ class InjectedCompute:
         """What runs when `module`, whose name in the model is `name`, is called.
 
         Raises:
-            ConfigError: HP-REPLACE-002, the factory made what cannot be called as the module is.
+            ConfigError: HP-REPLACE-002, the factory refuses the module, or made what cannot be called as it is.
         """
         meshes: dict[str, Any] = {
             "mesh": parallel_dims.meshes[0],
@@ -65,12 +65,14 @@ class InjectedCompute:
             "cp_mesh": parallel_dims.cp_mesh,
             "ep_mesh": parallel_dims.ep_mesh,
         }
-        compute: Callable[..., Any]
-        if self.kind == "local_compute":
-            compute = self.factory.build(**meshes)
-            compute = partial(compute, module) if callable(compute) else compute
-        else:
-            compute = self.factory.build(target_module=module, **meshes)
+        target = {} if self.kind == "local_compute" else {"target_module": module}
+        try:
+            compute = self.factory.build(**target, **meshes)
+        except ConfigError as error:  # of the module, which it has no path for
+            facts = [(f"[HP-REPLACE-002] {name}: {fault.fact}", fault) for fault in error.faults]
+            raise ConfigError(replace(fault, path=self.path, fact=fact) for fact, fault in facts) from error
+        if self.kind == "local_compute" and callable(compute):
+            compute = partial(compute, module)
         signature = inspect.signature(module.forward)
         if fact := _call_fault(compute, signature):
             remedy = "return a function of the arguments of the module's forward"
@@ -87,8 +89,9 @@ class InjectedCompute:
 
 
 def named_arguments(signature: inspect.Signature) -> Sequence[str]:
-    """Those that a call may give by position or by name."""
-    return [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    """Those that a call may give by position."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature.parameters.values() if p.kind in by_position]
 
 
 def _call_fault(compute: Any, signature: inspect.Signature) -> str | None:
