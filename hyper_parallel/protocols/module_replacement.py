@@ -109,16 +109,16 @@ def _chosen(
         path = f"plan_overrides.{i}"
         if override.replace_module is None:
             continue
-        if not context.has(override.when):
+        is_left_out = not context.has(override.when)
+        if is_left_out:
             logger.info("%s is left out: the run is without %s", path, override.when)
-            continue
         kind = override.replaced_type()
         for pattern in override.patterns():
             names = [name for name in modules if fnmatchcase(name, pattern)]
             if not names:
                 near = ", ".join(near_names(pattern, modules)) or "none"
                 faults.append(_fault(f"{path}.match", 1, f"{pattern!r} names no module of the model", f"near: {near}"))
-            for name in names:
+            for name in () if is_left_out else names:
                 module = modules[name]
                 if not (type(module) is kind if override.exact_type else isinstance(module, kind)):
                     wanted = f"{'exactly ' * override.exact_type}a {kind.__qualname__}"

@@ -56,23 +56,24 @@ def merged_plan(
     """
     merge = _Merge(modules, plan, context, wrappers)
     faults: list[Fault] = []
+    is_without_some = any(each.replace_module is not None and not context.has(each.when) for each in overrides)
     for i, override in enumerate(overrides):
         path = f"plan_overrides.{i}"
         if not override.written_fields() and not override.injects:
             continue
-        if lacking := _lacking(override, plan, context):
+        lacking = _lacking(override, plan, context)
+        if lacking is not None:
             logger.info("%s is left out: the run is without %s", path, lacking)
-            continue
         for pattern in override.patterns():
-            found = [name for name in modules if fnmatchcase(name, pattern)]
-            if not found:
-                near = ", ".join(near_names(pattern, modules)) or "none"
-                faults.append(Fault(f"{path}.match", f"{pattern!r} names no module of the model", f"near: {near}"))
-            for name in found:
+            found, absent = _found(pattern, override.inner_target, modules, path)
+            # A rule that is left out may be about what a replacement would have, which is left out too.
+            faults += absent if lacking is None or not is_without_some else ()
+            for name in found if lacking is None else ():
                 try:
                     merge.add(path, override, name)
                 except ConfigError as error:
                     faults += error.faults
+    faults += merge.undispatched()
     raise_faults(dict.fromkeys(faults))
     # The first entry that fits a module is its own.
     return {**merge.own, **{pattern: boundary for pattern, boundary in plan.items() if pattern not in merge.own}}
@@ -121,6 +122,22 @@ def fits(pattern: str, names: Collection[str]) -> bool:
     return pattern in names or any(is_named_by(pattern, name) for name in names)
 
 
+def _found(
+    pattern: str, inner_target: str | None, modules: Mapping[str, nn.Module], path: str
+) -> tuple[list[str], list[Fault]]:
+    """Names of modules that fit `pattern` and have an `inner_target`, where one is given; and the fault of none."""
+    found = [name for name in modules if fnmatchcase(name, pattern)]
+    if not found:
+        near = ", ".join(near_names(pattern, modules)) or "none"
+        return [], [Fault(f"{path}.match", f"{pattern!r} names no module of the model", f"near: {near}")]
+    if inner_target is None:
+        return found, []
+    having = [name for name in found if f"{name}.{inner_target}" in modules]
+    inner = of_all_layers(f"{found[0]}.{inner_target}")
+    near = ", ".join(near_names(inner, modules)) or "none"
+    return having, [] if having else [Fault(f"{path}.inner_target", f"there is no module {inner}", f"near: {near}")]
+
+
 def _lacking(override: PlanOverride, plan: ShardingPlan, context: ReplacementContext) -> str | None:
     """What a run needs for `override` to change anything, and has not."""
     if not context.has(override.when):
@@ -142,6 +159,8 @@ class _Merge:
     ) -> None:
         self.modules, self.plan, self.context, self.wrappers = modules, plan, context, wrappers
         self.own: ShardingPlan = {}
+        self.dispatched: dict[str, str] = {}
+        """Modules that are to be given DTensors, and the path of the rule that says so."""
 
     def add(self, path: str, override: PlanOverride, name: str) -> None:
         """What `override`, which stands at `path`, writes of the module `name`.
@@ -153,7 +172,16 @@ class _Merge:
         if override.region_dispatch and base is not None and base.local_map is not None:
             fact = f"True, but the model's plan computes {of_all_layers(name)} on local tensors in every mode"
             raise ConfigError.one(f"{path}.region_dispatch", fact, "write false")
-        if override.written_fields() or override.local_compute_fn or override.region_dispatch is False:
+        if override.region_dispatch is not None:
+            self.dispatched.pop(name, None)
+        if override.region_dispatch:
+            self.dispatched[name] = path
+        if (
+            override.written_fields()
+            or override.local_compute_fn
+            or override.region_dispatch is False
+            or name in self.own
+        ):
             self.own[name] = self._region(path, override, name)
         if override.inner_wrapper is not None:
             inner = f"{name}.{override.inner_target}"
@@ -172,12 +200,21 @@ class _Merge:
                 factory=override.local_compute_fn, kind="local_compute", path=f"{path}.local_compute_fn"
             )
             return replace(entry, compute=compute, local_map=None if override.region_dispatch else LocalMap())
-        return replace(entry, local_map=LocalMap()) if override.injects and entry.local_map is None else entry
+        if override.region_dispatch is None or (entry.compute is not None and entry.compute.kind == "inner_wrapper"):
+            return entry
+        return replace(entry, local_map=None if override.region_dispatch else entry.local_map or LocalMap())
+
+    def undispatched(self) -> Iterator[Fault]:
+        """Faults of modules that are to be given DTensors, and are inside of what is given local tensors."""
+        for name, path in self.dispatched.items():
+            parts = name.split(".")
+            for outer in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+                entry = self.own.get(outer) or derived(outer, self.plan)
+                if entry is not None and entry.local_map is not None:
+                    fact = f"True, but {of_all_layers(outer)} has local tensors in every mode, and so has what is below"
+                    yield Fault(f"{path}.region_dispatch", fact, "write false")
 
     def _inner(self, path: str, override: PlanOverride, name: str) -> ShardingConfig:
-        if name not in self.modules:
-            near = ", ".join(near_names(name, self.modules)) or "none"
-            raise ConfigError.one(f"{path}.inner_target", f"there is no module {of_all_layers(name)}", f"near: {near}")
         entry = self.own.get(name) or derived(name, self.plan)
         if entry is None and override.region_dispatch and self.context.tp > 1:
             fact = f"{of_all_layers(name)} has no boundary, by which its arguments become local tensors"

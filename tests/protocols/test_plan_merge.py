@@ -203,6 +203,15 @@ def test_an_inner_module_has_a_boundary_of_its_own() -> None:
     outer = PlanOverride(match="layers.1", params={}, in_src={}, out_src=())
     plan = merged(outer, rule.derive(region_dispatch=False))
     assert plan["layers.1"].local_map == LocalMap() and plan["layers.1"].compute is None
+    plan = merged(outer, rule.derive(region_dispatch=False), rule)
+    assert plan["layers.1"].local_map is None and plan["layers.1.o_proj"].local_map == LocalMap()  # the later wins
+    below = PlanOverride(match="layers.1.o_proj", local_compute_fn=Target.of(computed), region_dispatch=True)
+    with pytest.raises(ConfigError) as caught:
+        merged(outer, rule.derive(region_dispatch=False), below)
+    assert str(caught.value) == (
+        "plan_overrides.2.region_dispatch: True, but layers.* has local tensors in every mode, and so has what is "
+        "below; write false"
+    )
     with pytest.raises(
         ConfigError, match=r"inner_wrapper: 'sdpa_hf', which the attention of this model has no use for"
     ):
@@ -210,5 +219,15 @@ def test_an_inner_module_has_a_boundary_of_its_own() -> None:
 
 
 def test_a_module_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"plan_overrides.0.match: 'haed' names no module of the model; near: head"):
-        merged(PlanOverride(match="haed", params={}))
+    """Also of a rule that the run leaves out."""
+    absent = PlanOverride(match="haed", params={})
+    inner = PlanOverride(match="layers.*", inner_target="proj", inner_wrapper="sdpa_qkv", region_dispatch=True)
+    of_cp = PlanOverride(match="head", when="cp", module_type="torch.nn.Linear", replace_module=Target.of(computed))
+    for degrees in ({}, {"tp": 1}):
+        with pytest.raises(ConfigError) as caught:
+            merged(absent, inner.derive(when="cp"), inner.derive(inner_target="o_proj"), **degrees)
+        assert str(caught.value).splitlines() == [
+            "plan_overrides.0.match: 'haed' names no module of the model; near: head",
+            "plan_overrides.1.inner_target: there is no module layers.*.o_proj.proj; near: layers.*.o_proj, layers.*",
+        ]
+    assert merged(absent.derive(when="cp"), of_cp) == PLAN  # what would stand there is left out too
