@@ -30,7 +30,7 @@ class DistributedSetup:
                 or an override is wrong.
         """
         own, asked = self.parallel_dims, ParallelDims.from_config(self.parallelism, self.parallel_dims.world_size)
-        if repr(own) != repr(asked):  # which leaves out the meshes
+        if own != asked:
             fact = f"parallel_dims is {own}, but parallelism asks for {asked}"
             remedy = "make parallel_dims by ParallelDims.from_config(parallelism, world_size)"
             raise ConfigError.one("distributed_setup", fact, remedy)

@@ -18,7 +18,14 @@ from hyper_parallel.config.target import Target
 from hyper_parallel.protocols.injected_compute import InjectedCompute
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.module_replacement import ReplacementContext, near_names, of_all_layers
-from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan
+from hyper_parallel.protocols.sharding import (
+    LocalMap,
+    NamedPlacement,
+    ShardingConfig,
+    ShardingPlan,
+    names_some,
+    plan_of,
+)
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -79,13 +86,6 @@ def merged_plan(
     return {**merge.own, **{pattern: boundary for pattern, boundary in plan.items() if pattern not in merge.own}}
 
 
-def derived(name: str, plan: ShardingPlan) -> ShardingConfig | None:
-    """The entry of a plan for the module `name`. None: it has none."""
-    from hyper_parallel.protocols.module import plan_of
-
-    return plan_of(name, plan)
-
-
 def without_modules(
     plan: ShardingPlan, gone: Collection[str], names: Collection[str], context: ReplacementContext
 ) -> ShardingPlan:
@@ -101,7 +101,7 @@ def without_modules(
     injected = [name for name, entry in plan.items() if entry.compute is not None]
     faults = []
     for name in gone:
-        entry, region = derived(name, plan), name.rpartition(".")[0]
+        entry, region = plan_of(name, plan), name.rpartition(".")[0]
         if entry is None:
             continue
         spread, has_stand_in = entry.local_map, any(f"{other}.".startswith(f"{region}.") for other in injected)
@@ -112,14 +112,9 @@ def without_modules(
         remedy = f"keep {leaf} and call it, or write an inner_target or a local_compute_fn"
         faults.append(Fault("plan_overrides", f"[HP-REPLACE-002] {fact}", remedy))
     raise_faults(dict.fromkeys(faults))
-    return {pattern: entry for pattern, entry in plan.items() if fits(pattern, names) or not fits(pattern, gone)}
-
-
-def fits(pattern: str, names: Collection[str]) -> bool:
-    """Whether `pattern` of a plan is about one of the modules `names`."""
-    from hyper_parallel.protocols.module import is_named_by
-
-    return pattern in names or any(is_named_by(pattern, name) for name in names)
+    return {
+        pattern: entry for pattern, entry in plan.items() if names_some(pattern, names) or not names_some(pattern, gone)
+    }
 
 
 def _found(
@@ -168,7 +163,7 @@ class _Merge:
         Raises:
             ConfigError: see `merged_plan`.
         """
-        base = derived(name, self.plan)
+        base = plan_of(name, self.plan)
         if override.region_dispatch and base is not None and base.local_map is not None:
             fact = f"True, but the model's plan computes {of_all_layers(name)} on local tensors in every mode"
             raise ConfigError.one(f"{path}.region_dispatch", fact, "write false")
@@ -188,12 +183,12 @@ class _Merge:
             self.own[inner] = self._inner(path, override, inner)
 
     def _region(self, path: str, override: PlanOverride, name: str) -> ShardingConfig:
-        entry = self.own.get(name) or derived(name, self.plan)
+        entry = self.own.get(name) or plan_of(name, self.plan)
         missing = [field for field in ("params", "in_src", "out_src") if getattr(override, field) is None]
         if entry is None and missing:
             fact = f"{of_all_layers(name)} has no derived boundary, and {', '.join(missing)} is not written"
             raise ConfigError.one(path, fact, "write params, in_src and out_src, {} or [] where there are none")
-        entry = overridden(entry or ShardingConfig(), derived(name, self.plan), override, path)
+        entry = overridden(entry or ShardingConfig(), plan_of(name, self.plan), override, path)
         raise_faults(_unfit(path, override, entry, name, self.modules[name], self.context.tp))
         if override.local_compute_fn is not None:
             compute = InjectedCompute(
@@ -209,13 +204,13 @@ class _Merge:
         for name, path in self.dispatched.items():
             parts = name.split(".")
             for outer in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
-                entry = self.own.get(outer) or derived(outer, self.plan)
+                entry = self.own.get(outer) or plan_of(outer, self.plan)
                 if entry is not None and entry.local_map is not None:
                     fact = f"True, but {of_all_layers(outer)} has local tensors in every mode, and so has what is below"
                     yield Fault(f"{path}.region_dispatch", fact, "write false")
 
     def _inner(self, path: str, override: PlanOverride, name: str) -> ShardingConfig:
-        entry = self.own.get(name) or derived(name, self.plan)
+        entry = self.own.get(name) or plan_of(name, self.plan)
         if entry is None and override.region_dispatch and self.context.tp > 1:
             fact = f"{of_all_layers(name)} has no boundary, by which its arguments become local tensors"
             remedy = "write one in a rule before, with match, params, in_src and out_src, or region_dispatch false"
