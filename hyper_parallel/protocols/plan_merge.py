@@ -308,11 +308,11 @@ def _unfit(
     if override.params is not None and (missing := [leaf for leaf in parameters if leaf not in entry.state_shardings]):
         fact = f"{', '.join(missing)} of {where} is not in it"
         yield Fault(f"{path}.params", fact, "write how each parameter lies, replicate or shard(DIM)")
-    sizes = {key: size for key, size in vars(module).items() if type(size) is int and size > 0}
+    sizes = {key: size for key, size in vars(module).items() if type(size) is int}
     for i, attribute in enumerate(override.tp_divide_attrs or ()):
-        if attribute not in sizes:
+        if sizes.get(attribute, 0) < 1:
             fact = f"{where}.{attribute} is {getattr(module, attribute, 'not there')}, and no count of features"
-            yield Fault(f"{path}.tp_divide_attrs.{i}", fact, did_you_mean(attribute, sizes))
+            yield Fault(f"{path}.tp_divide_attrs.{i}", fact, did_you_mean(attribute, sizes.keys() - {attribute}))
         elif sizes[attribute] % tp:
             fact = f"{where}.{attribute} is {sizes[attribute]}, which tp {tp} does not divide"
             yield Fault(f"{path}.tp_divide_attrs.{i}", fact, "leave it out, or choose another tp")
