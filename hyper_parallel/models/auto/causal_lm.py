@@ -158,6 +158,7 @@ class AutoCausalLM(BaseModel):
             * (getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads)
         )
         self.is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        self.output_matrix = layout.head
         self.add_module(layout.base, model.base_model)
         if not self.is_tied:
             self.add_module(layout.head, model.get_output_embeddings())
@@ -177,8 +178,8 @@ class AutoCausalLM(BaseModel):
         self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig, training: TrainingConfig
     ) -> None:
         super().apply_overrides(overrides, parallelism, training)
-        for name in self.replaced_modules:
-            if is_stacked_experts(module := self.get_submodule(name)):
+        for module in self.modules():  # a replaced module may hold experts of its own
+            if is_stacked_experts(module):
                 run_experts_eagerly(module)
 
     def verify_module_protocol(self) -> None:
