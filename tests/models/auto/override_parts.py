@@ -57,8 +57,11 @@ class CoredAttention(nn.Module):
 
 
 @module_replacement
-def cored(module: Any, module_fqn: str, context: Any, hf: bool = False) -> nn.Module:
-    return CoredAttention(module, HFCore() if hf else Core()).train(module.training)
+def cored(module: Any, module_fqn: str, context: Any, hf: bool = False, keeps_heads: bool = False) -> nn.Module:
+    new = CoredAttention(module, HFCore() if hf else Core())
+    if keeps_heads:
+        new.heads = module.heads
+    return new.train(module.training)
 
 
 class DenseExperts(nn.Module):

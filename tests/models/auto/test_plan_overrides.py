@@ -20,6 +20,7 @@ from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.models.auto import HyperAutoModelForCausalLM
 from hyper_parallel.models.auto.causal_lm import AutoCausalLM
 from hyper_parallel.models.common.context_parallel.inner_wrapper import sdpa_qkv
+from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError
 from hyper_parallel.models.qwen3_moe.adapter import replacements
 from hyper_parallel.protocols.plan_override import PlanOverride
 from hyper_parallel.protocols.sharding import PlacementMismatchError
@@ -68,6 +69,16 @@ def experts(factor: float) -> PlanOverride:
     return SHIPPED[1].derive(replace_module=Target.of(parts.dense, factor=factor))
 
 
+EVERY_RANK = [
+    PlanOverride(match=MLP, out_src=("replicate",)),
+    PlanOverride(
+        match=tuple(f"{MLP}.{name}_proj" for name in ("gate", "up", "down")),
+        params={"weight": "replicate"},
+        in_src={"input": "replicate"},
+        out_src=("replicate",),
+    ),
+]
+"""A layer that is computed as a whole by each."""
 TP, CP, EP = {"tp": 2}, {"cp": 2}, {"dp_shard": 2, "ep": 2}
 VALIDATE = {"mode": "validate"}
 CASES: dict[str, tuple[dict[str, Any], list[PlanOverride]]] = {
@@ -88,6 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], list[PlanOverride]]] = {
             inner("sdpa_qkv", region_dispatch=True, inner_out_src={"tp": "shard(2)"}),
         ],
     ),
+    "qwen3: mlp computed by every rank": (TP, EVERY_RANK),
     "qwen3: an own attention around sdpa_qkv, documents": (CP, [CORED, inner("sdpa_qkv", when="cp")]),
     "qwen3: around sdpa_hf, documents": (CP | {"cp_method": "allgather"}, [HF_CORED, inner("sdpa_hf")]),
     "qwen3: a wrapper of the user's in transformers' attention": (CP, [inner(Target.of(parts.masked), "heads")]),
@@ -291,9 +303,24 @@ def test_an_inner_attention_that_is_not_told_of_other_ranks() -> None:
     x = torch.zeros(1, 4, 2, 8)
     assert sdpa_qkv(core, None, None, None, None)(x, x, x, documents=None).shape == x.shape
     with pytest.raises(
-        TypeError, match=r"Core is called with documents None, so each rank of cp would see its own tok"
+        OwnTokensError, match=r"Core is called with documents None, so each rank of cp sees its own tokens al"
     ):
         sdpa_qkv(core, None, None, object(), None)(x, x, x, documents=None)
+
+
+def test_an_attention_that_keeps_heads_and_does_not_call_them() -> None:
+    def forward(model: AutoCausalLM) -> Any:
+        model.to_empty(device="cpu").init_weights(seed=1)
+        return model(torch.arange(8)[None], cu_seqlens=documents)
+
+    documents, kept = None, CORED.derive(replace_module=Target.of(parts.cored, keeps_heads=True))
+    with pytest.raises(OwnTokensError, match=r"model.layers.0.self_attn.heads was not called, so each rank of cp sees"):
+        forward(overridden([kept], cp=2))
+    assert forward(overridden([kept], tp=2)).logits is not None
+    assert forward(overridden([kept, inner("sdpa_qkv")], cp=2)).logits is not None  # it is called in their place
+    documents = [0, 3, 8]
+    model = overridden(SHIPPED[:1], family="qwen3_moe", cp=2)
+    assert forward(model).logits is not None and model._called_heads
 
 
 def test_low_precision_is_what_is_computed_in() -> None:

@@ -12,7 +12,7 @@ import torch
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.models.common.attention import HeadAttention
 from hyper_parallel.models.common.context_parallel.boundaries import spread_head_attention
-from hyper_parallel.models.common.context_parallel.spread_attention import SpreadAttention
+from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError, SpreadAttention
 from hyper_parallel.protocols.injected_compute import inner_wrapper, named_arguments
 
 
@@ -59,7 +59,7 @@ def arguments_of(target_module: Any) -> list[str]:
 def attention_of(target_module: Any, cp_mesh: Any) -> Callable[..., torch.Tensor]:
     """A HeadAttention in its place: ``(q_BTHD, k_BTKD, v_BTKD, rope, documents)`` -> [B, T, H, D].
 
-    What it returns raises TypeError where ranks of `cp_mesh` have parts of the rows, and `documents` does not say so.
+    What it returns raises OwnTokensError where ranks of `cp_mesh` have parts of rows, and `documents` does not say so.
     """
     target_module.eager_methods = HeadAttention.eager_methods
     target_module.attend_eagerly = MethodType(HeadAttention.attend_eagerly, target_module)
@@ -68,10 +68,8 @@ def attention_of(target_module: Any, cp_mesh: Any) -> Callable[..., torch.Tensor
         if isinstance(documents, SpreadAttention):
             return spread_head_attention(target_module, documents.group, q_BTHD, k_BTKD, v_BTKD, rope, documents)
         if cp_mesh is not None:
-            raise TypeError(
-                f"{type(target_module).__name__} is called with documents {documents!r}, so each rank of cp would see "
-                "its own tokens alone; hand on the documents that the model gives its attention"
-            )
+            fact, remedy = f"is called with documents {documents!r}", "hand on those that the model gives its attention"
+            raise OwnTokensError(type(target_module).__name__, fact, remedy)
         return HeadAttention.forward(target_module, q_BTHD, k_BTKD, v_BTKD, rope, documents)
 
     return attend
