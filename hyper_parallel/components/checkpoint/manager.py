@@ -23,7 +23,7 @@ from hyper_parallel.components.checkpoint.model_state import (
     fill_copies,
     kind_of,
     model_tensors,
-    not_finite,
+    parameter_names,
     refuse_another_model,
 )
 from hyper_parallel.components.checkpoint.random_state import random_state, set_random_state
@@ -41,7 +41,7 @@ from hyper_parallel.config.sections import at_least
 from hyper_parallel.distributed.agreed_step import AgreedStep
 from hyper_parallel.distributed.hf_weights import save_hf_weights
 from hyper_parallel.distributed.process_group import rank
-from hyper_parallel.distributed.together import on_rank_0, together
+from hyper_parallel.distributed.together import on_rank_0
 from hyper_parallel.protocols.state_dict_adapter import StateDictAdapter
 
 logger = logging.getLogger(__name__)
@@ -194,11 +194,10 @@ class CheckpointManager(Configurable):
             validation_loss: of the weights as they are, where it was measured.
 
         Raises:
-            CheckpointError: on every rank, of this save or of one still being written, or weights are not finite; older
-                checkpoints are as they were.
+            CheckpointError: on every rank, of this save or of one still being written, whose weights may also be not
+                finite; older checkpoints are as they were.
         """
         self.wait()
-        together(lambda: self._refuse_not_finite(step), CheckpointError)
         about = {
             "step": step,
             "world_size": dist.get_world_size() if dist.is_initialized() else 1,
@@ -206,25 +205,10 @@ class CheckpointManager(Configurable):
             "validation_loss": validation_loss,
             "config": on_rank_0(self._read_config, CheckpointError),
         }
-        self._saver.start(step, self._state, about)
+        self._saver.start(step, self._state, about, parameter_names(self._model_parts))
         self._last_save_time = time.monotonic()
         if self._config.async_mode == "none":
             self.wait()
-
-    def _refuse_not_finite(self, step: int) -> None:
-        """A good checkpoint must not be removed for one that is of no use.
-
-        Raises:
-            CheckpointError: weights are not finite.
-        """
-        if names := not_finite(self._model_parts):
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            left = (
-                "no checkpoint was saved before" if self.last_complete is None else f"go on from {self.last_complete}"
-            )
-            raise CheckpointError(
-                f"step {step} is not saved: {names[0]}{more} are not finite; {left}, with a lower optimizer.lr"
-            )
 
     def wait_copied(self) -> None:
         """Waits until weights and optimizer state may change. Every rank calls it.

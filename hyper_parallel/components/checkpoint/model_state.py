@@ -10,7 +10,6 @@ from torch import nn
 
 from hyper_parallel.components.checkpoint.storage import CheckpointError
 from hyper_parallel.distributed.together import gathered, together
-from hyper_parallel.protocols.module import canonical_name
 
 
 def model_tensors(model_parts: list[nn.Module], *, copy_buffers: bool = False) -> dict[str, torch.Tensor]:
@@ -68,18 +67,21 @@ def refuse_another_model(
     together(compare, CheckpointError)
 
 
+def parameter_names(model_parts: list[nn.Module]) -> frozenset[str]:
+    """Which of `model_tensors` are parameters."""
+    tensors = (item for part in model_parts for item in part.state_dict(keep_vars=True).items())
+    return frozenset(name for name, tensor in tensors if isinstance(tensor, nn.Parameter))
+
+
 @torch.no_grad()
-def not_finite(model_parts: list[nn.Module]) -> list[str]:
-    """Names of the parameters that hold NaN or an infinity on this rank."""
-    local = {
-        canonical_name(name): parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        for part in model_parts
-        for name, parameter in part.named_parameters()
-    }
+def not_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Names of those that hold NaN or an infinity."""
+    if not tensors:
+        return []
     # A sum costs one pass without a copy. It is not finite either where it overflows.
-    sums = torch.stack([tensor.sum().isfinite() for tensor in local.values()]).tolist()
-    suspects = [name for name, is_finite in zip(local, sums, strict=True) if not is_finite]
-    return [name for name in suspects if not local[name].isfinite().all()]
+    sums = torch.stack([tensor.sum().isfinite() for tensor in tensors.values()]).tolist()
+    suspects = [name for name, is_finite in zip(tensors, sums, strict=True) if not is_finite]
+    return [name for name in suspects if not tensors[name].isfinite().all()]
 
 
 def shape_of(entry: Any) -> str:

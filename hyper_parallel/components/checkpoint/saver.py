@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import torch.distributed as dist
 
@@ -21,6 +21,9 @@ from hyper_parallel.distributed.atomic_folder import make_partial, partial_name
 from hyper_parallel.distributed.process_group import new_gloo_group, rank
 from hyper_parallel.distributed.together import broadcast, together
 from hyper_parallel.platform import get_platform
+
+if TYPE_CHECKING:
+    from hyper_parallel.components.checkpoint.step_writer import StepWriter
 
 AsyncMode = Literal["none", "thread", "process"]
 
@@ -70,15 +73,20 @@ class Saver:
         """The step that was begun and not yet waited for; None: there is none."""
         return None if self._running is None else self._running.step
 
-    def start(self, step: int, state: Callable[[], dict[str, Any]], about: dict[str, Any]) -> None:
+    def start(
+        self, step: int, state: Callable[[], dict[str, Any]], about: dict[str, Any], parameters: frozenset[str]
+    ) -> None:
         """Begins to save what `state` returns, once the save before it has ended.
 
         Args:
             about: what the marker says beside the files.
+            parameters: names of the tensors of the model that must be finite.
 
         Raises:
             CheckpointError: on every rank; the older checkpoints are as they were.
         """
+        from hyper_parallel.components.checkpoint.step_writer import StepWriter
+
         assert self._running is None, "the last one is taken by `finish`"
         start = time.perf_counter()
         folder = storage.step_folder(self._root, step)
@@ -91,7 +99,8 @@ class Saver:
         attempt = ""
         try:
             attempt = broadcast(prepare, CheckpointError)
-            copy, write = together(lambda: self._write(folder, attempt, state(), about), CheckpointError)
+            writer = StepWriter(folder, attempt, about, parameters)
+            copy, write = together(lambda: self._write(writer, state()), CheckpointError)
         except CheckpointError as error:
             self._fail(step, attempt, error)
         is_copied = self._mode == "none"
@@ -176,15 +185,10 @@ class Saver:
             self._running = None
             self._fail(running.step, running.attempt, error)
 
-    def _write(
-        self, folder: Path, attempt: str, state: dict[str, Any], about: dict[str, Any]
-    ) -> tuple[Future[Any], Future[Any]]:
+    def _write(self, writer: StepWriter, state: dict[str, Any]) -> tuple[Future[Any], Future[Any]]:
         """The copy and the write, both begun."""
         import torch.distributed.checkpoint as dcp
 
-        from hyper_parallel.components.checkpoint.step_writer import StepWriter
-
-        writer = StepWriter(folder, attempt, about)
         if self._mode == "none":
             done: Future[Any] = Future()
             done.set_result(dcp.save(state, storage_writer=writer, no_dist=alone()))
@@ -224,7 +228,11 @@ class Saver:
             if steps
             else "none is complete yet"
         )
+        remedy = (
+            "start again with a lower optimizer.lr"
+            if storage.NOT_FINITE in str(error)
+            else "free space or set checkpoint.folder or dump_folder to a place that can be written, and start again"
+        )
         raise CheckpointError(
-            f"the checkpoint of step {step} could not be saved in {self._root}: {error}; {left}; "
-            "free space or set checkpoint.folder or dump_folder to a place that can be written, and start again"
+            f"the checkpoint of step {step} could not be saved in {self._root}: {error}; {left}; {remedy}"
         ) from error

@@ -19,11 +19,13 @@ import xxhash
 from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan, SavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from hyper_parallel.components.checkpoint.model_state import not_finite
 from hyper_parallel.components.checkpoint.step_locks import WRITING
-from hyper_parallel.components.checkpoint.storage import MARKER, FileSeal, seal_of
+from hyper_parallel.components.checkpoint.storage import MARKER, NOT_FINITE, CheckpointError, FileSeal, seal_of
 from hyper_parallel.distributed.atomic_folder import partial_name, publish, sync_folder
 
 
@@ -31,15 +33,16 @@ class StepWriter(FileSystemWriter):
     """Fills a folder. When every rank has written and synced its files, one of them adds the marker and gives the
     folder its name: all that comes before leaves nothing that could be taken for a checkpoint."""
 
-    def __init__(self, folder: Path, attempt: str, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, attempt: str, about: dict[str, Any], parameters: frozenset[str]) -> None:
         """
         Args:
             folder: the final name; it is filled under that of `attempt`.
             about: what the marker says beside the files.
+            parameters: names of the tensors of the model that must be finite.
         """
         super().__init__(partial_name(folder, attempt), sync_files=True)
         self.fs = _DigestingFileSystem()
-        self._folder, self._attempt, self._about = folder, attempt, about
+        self._folder, self._attempt, self._about, self._parameters = folder, attempt, about, parameters
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Called in the process that writes, where torch tells of every request."""
@@ -47,6 +50,16 @@ class StepWriter(FileSystemWriter):
         self.__dict__.update(state)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """
+        Raises:
+            CheckpointError: parameters hold NaN or an infinity. A good checkpoint must not be removed for them. This is
+                asked here, where training does not wait for it.
+        """
+        tensors = (item for item in plan.items if item.type is not WriteItemType.BYTE_IO)
+        named = ((item.index.fqn.removeprefix("model."), item) for item in tensors)
+        if names := not_finite({n: planner.resolve_data(item) for n, item in named if n in self._parameters}):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(f"{names[0]}{more} are {NOT_FINITE}")
         # torch's own checksum of every tensor, which it does not compare when it reads, costs as much as all else.
         computes_crc32 = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)

@@ -18,6 +18,8 @@ import xxhash
 from hyper_parallel.config.errors import ConfigError, RunError
 
 MARKER = "complete.json"
+NOT_FINITE = "not finite"
+"""What an error says of weights that a writer refuses."""
 DEFAULT_FOLDER = "checkpoint"
 """Where a run keeps its checkpoints, below its dump folder."""
 

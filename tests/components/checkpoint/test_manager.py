@@ -357,14 +357,16 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
         with torch.no_grad():
             run.model.embed.weight[0, :2] = 1e308  # finite, though their sum is not
         run.manager.save(2)
+        run.manager.wait_copied()
         with torch.no_grad():
             run.model.layers[1].norm.weight[0] = torch.inf
             run.model.lm_head.weight[3, 1] = torch.nan
         with pytest.raises(CheckpointError) as error:
             run.manager.save(4)
+            run.manager.wait()
         assert str(error.value) == (
-            "step 4 is not saved: layers.1.norm.weight and 1 more are not finite; "
-            f"go on from {root}/step-2, with a lower optimizer.lr"
+            f"the checkpoint of step 4 could not be saved in {root}: layers.1.norm.weight and 1 more are not finite; "
+            f"the last complete checkpoint is {root}/step-2; start again with a lower optimizer.lr"
         )
         assert folders(run) == ["step-2"]
         run.manager.close()

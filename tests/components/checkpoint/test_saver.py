@@ -167,6 +167,13 @@ def _disks_that_fail(folder: str, mode: str) -> list[tuple[str, list[str], str |
             run.manager.wait()
         left, reason = sorted(path.name for path in root.iterdir()), damage(root / "step-2")
         results.append((str(error.value), left, reason, Run(folder).manager.load()))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        run.model.embed.weight.detach().to_local()[-1] = torch.nan
+    run.manager.save(6)
+    with pytest.raises(CheckpointError) as error:
+        run.manager.wait()
+    results.append((str(error.value), sorted(path.name for path in root.iterdir()), damage(root / "step-2"), 2))
+    assert run.manager.load() == 2
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(root)  # all of it, between two saves
@@ -181,13 +188,15 @@ def _disks_that_fail(folder: str, mode: str) -> list[tuple[str, list[str], str |
 @pytest.mark.parametrize("mode", ["thread", "process"])
 def test_a_disk_that_fails_behind_the_training_costs_no_older_checkpoint(mode: str, tmp_path: Path) -> None:
     root = tmp_path / "checkpoint"
-    for *failures, again in run_world(2, _disks_that_fail, str(tmp_path), mode):
+    for *failures, spoiled, again in run_world(2, _disks_that_fail, str(tmp_path), mode):
         causes = "No space left on device", "Read-only file system", "No such file or directory"
         for step, ((message, left, reason, resumed), cause) in enumerate(zip(failures, causes, strict=True), 3):
             assert message.startswith(f"the checkpoint of step {step} could not be saved in {root}: "), message
             assert cause in message
             assert f"; the last complete checkpoint is {root}/step-2; free space or set checkpoint.folder" in message
             assert (left, reason, resumed) == (["step-2"], None, 2)
+        assert spoiled[0].endswith("; start again with a lower optimizer.lr") and spoiled[1:] == (["step-2"], None, 2)
+        assert ": embed.weight are not finite" in spoiled[0]
         assert again == ("", ["step-9"], None, 0)
 
 
