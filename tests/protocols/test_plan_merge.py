@@ -43,9 +43,9 @@ def computed(mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any) -> Any: ...
 
 
 def test_what_is_not_written_is_inherited() -> None:
-    plan = merged(PlanOverride(match="layers.1.o_proj", out_dst=("replicate",), in_src={"x": "shard(0)"}))
+    plan = merged(PlanOverride(match="layers.1.o_proj", out_dst=("replicate",), in_src={"x": "shard(2)"}))
     own, derived = plan["layers.1.o_proj"], PLAN["layers.*.o_proj"]
-    assert own.out_dst == ({},) and own.in_src == {"x": {TP: Shard(0), CP: Shard(1)}}  # another axis stays
+    assert own.out_dst == ({},) and own.in_src == {"x": {TP: Shard(2), CP: Shard(1)}}  # another axis stays
     assert (own.state_shardings, own.in_grads, own.out_src) == (
         derived.state_shardings,
         derived.in_grads,
@@ -125,6 +125,36 @@ def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], fact
     with pytest.raises(ConfigError) as caught:
         merged(PlanOverride(match="layers.*.o_proj", **fields))
     assert str(caught.value).startswith(fact) and "\n" not in str(caught.value)  # once for both layers
+
+
+def test_gradients_follow_what_is_written() -> None:
+    """Those that are derived are of placements that a rule replaces."""
+    summand = {TP: Partial()}
+    layer = ShardingConfig(
+        state_shardings={"scale": {}},
+        state_grads={"scale": summand},
+        in_src={"x": {TP: Shard(1)}},
+        in_dst={"x": {}},
+        in_grads={"x": summand},
+        out_src=(summand,),
+    )
+    column = ShardingConfig(state_shardings={"weight": {TP: Shard(0)}}, in_src={"x": {}}, out_src=({TP: Shard(2)},))
+    context = ReplacementContext(tp=2)
+
+    def grads(plan: ShardingPlan, **fields: Any) -> tuple[Any, Any]:
+        entry = merged_plan(["layer"], plan, [PlanOverride(match="layer", **fields)], context)["layer"]
+        return entry.in_grads, entry.state_grads
+
+    assert grads({"layer": layer}, out_dst=("replicate",)) == (layer.in_grads, layer.state_grads)
+    assert grads({"layer": layer}, out_src=("replicate",)) == ({}, {})
+    assert grads({"layer": layer}, out_src=("shard(2)",)) == ({"x": summand}, {"scale": summand})
+    assert grads({"layer": layer}, in_dst={"x": "shard(2)"}) == ({}, {"scale": summand})
+    assert grads({"layer": layer}, params={"scale": "shard(0)"}) == ({"x": summand}, {})
+    assert grads({"layer": column}, params={"weight": "shard(1)"}, in_src={"x": "shard(2)"}) == ({}, {})
+    assert grads({"layer": column}, out_src=("partial",)) == ({"x": summand}, {})
+    written: dict[str, Any] = {"params": {"weight": "shard(0)", "bias": "replicate"}, "in_src": {"x": "replicate"}}
+    assert grads({"": column}, **written, out_src=("shard(2)",)) == ({}, {"bias": summand})
+    assert grads({"": column}, **written, out_src=("partial",)) == ({"x": summand}, {"bias": summand})
 
 
 def test_what_is_computed_within_a_boundary() -> None:

@@ -78,7 +78,7 @@ def sdpa_hf(
         ConfigError: its forward takes no `documents`.
     """
     names = arguments_of(target_module)
-    target_module.heads = attention_of(target_module)
+    target_module.heads = attention_of(target_module, cp_mesh)
 
     def compute(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
         return attention(**{**dict(zip(names, args, strict=False)), **kwargs, "module": target_module})
