@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
+from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
-from hyper_parallel.protocols.module_replacement import ReplacementContext, replace_modules
+from hyper_parallel.protocols.module_replacement import ReplacementContext, of_all_layers, replace_modules
 from hyper_parallel.protocols.plan_merge import merged_plan, without_modules
+from hyper_parallel.protocols.sharding import ShardingPlan, plan_of
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -65,6 +67,8 @@ class BaseModel(Module):
 
     inner_wrappers: ClassVar[Mapping[str, Callable[..., Any]]] = MappingProxyType({})
     """By name, what its attention has for the `inner_wrapper` of an override."""
+    output_matrix: str = "lm_head"
+    """Name of the module whose weight a loss reads without calling it, where it is not the embedding."""
     replaced_modules: Mapping[str, tuple[str, str]] = MappingProxyType({})
     """By name, the class of each module that plan_overrides have replaced, and the one that it has now."""
 
@@ -106,20 +110,21 @@ class BaseModel(Module):
         within them into the plan; before parameters are sharded.
 
         Raises:
-            ConfigError: see `module_replacement.replace_modules`, `plan_merge.merged_plan` and `without_modules`.
+            ConfigError: see `module_replacement.replace_modules`, `plan_merge.merged_plan` and `without_modules`; or
+                HP-REPLACE-002, a forward of the user's would not run.
         """
         context = ReplacementContext(
             **{name: getattr(parallelism, name) for name in ("tp", "cp", "ep", "pp")},
             mode=parallelism.mode,
             low_precision=(training.mixed_precision_param or training.dtype) == "bfloat16",
         )
-        before = [name for name, _ in self.named_modules()]
+        before = dict(self.named_modules())
         self.replaced_modules = replace_modules(self, overrides, context)
-        names = [name for name, _ in self.named_modules()]
+        now = dict(self.named_modules())
         assert isinstance(self.config, Module.Config)
-        plan = merged_plan(dict(self.named_modules()), self.config.sharding, overrides, context, self.inner_wrappers)
-        gone = set(before).difference(names)
-        self.config.sharding = without_modules(plan, gone, names, context) if gone else plan
+        plan = merged_plan(now, self.config.sharding, overrides, context, self.inner_wrappers)
+        raise_faults(dict.fromkeys(_idle_forwards(before, now, plan, context, self.output_matrix)))
+        self.config.sharding = without_modules(plan, before, now, context)
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
@@ -140,3 +145,31 @@ class BaseModel(Module):
             parameter = owner._parameters[leaf]
             assert parameter is not None
             initialize_(parameter, owner.param_init[leaf], seed=seed, name=name)
+
+
+def _idle_forwards(
+    before: Mapping[str, nn.Module],
+    now: Mapping[str, nn.Module],
+    plan: ShardingPlan,
+    context: ReplacementContext,
+    output_matrix: str,
+) -> Iterator[Fault]:
+    """Faults of what a user has written to run in the place of a forward, and nothing would call."""
+    for name, module in now.items():
+        entry, old = plan_of(name, plan), before.get(name)
+        if name == output_matrix and entry is not None and entry.compute is not None:
+            fact = f"[HP-REPLACE-002] a loss reads the weight of {name} and does not call it, so this would not run"
+            yield Fault(entry.compute.path, fact, "leave it out, and write a loss")
+        if old is None or type(old).forward is type(module).forward:
+            continue
+        spread = None if entry is None else entry.local_map
+        if name == output_matrix:
+            fact = f"[HP-REPLACE-002] {name} is replaced, but a loss reads its weight and does not call it"
+            yield Fault("plan_overrides", fact, "leave it as it is, and write a loss")
+        elif spread is not None and spread.forward is not None and getattr(context, spread.axis) > 1:
+            assert entry is not None
+            if entry.spreads_experts:  # their own forward runs behind the exchange of tokens
+                continue
+            function = getattr(spread.forward, "func", spread.forward).__name__
+            fact = f"[HP-REPLACE-002] {of_all_layers(name)} is replaced, but {spread.axis} computes it by {function}"
+            yield Fault("plan_overrides", f"{fact}, so its forward would not run", "write a local_compute_fn for it")

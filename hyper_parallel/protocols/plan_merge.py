@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -87,24 +87,28 @@ def merged_plan(
 
 
 def without_modules(
-    plan: ShardingPlan, gone: Collection[str], names: Collection[str], context: ReplacementContext
+    plan: ShardingPlan, before: Collection[str], names: Collection[str], context: ReplacementContext
 ) -> ShardingPlan:
     """`plan` without the entries of modules that replacements have not kept.
 
     Args:
-        gone: their names.
-        names: of all modules of the model.
+        before: names of all modules that the model had.
+        names: those that it has now.
 
     Raises:
         ConfigError: HP-REPLACE-002, the plan computes one of them over several ranks, and nothing takes its place.
     """
-    injected = [name for name, entry in plan.items() if entry.compute is not None]
+    gone = set(before).difference(names)
+    injected = {name for name, entry in plan.items() if entry.compute is not None}
+    new = injected.difference(before)
     faults = []
     for name in gone:
         entry, region = plan_of(name, plan), name.rpartition(".")[0]
         if entry is None:
             continue
-        spread, has_stand_in = entry.local_map, any(f"{other}.".startswith(f"{region}.") for other in injected)
+        # What stood there before does something else, such as a norm.
+        has_stand_in = region in injected or any(other.startswith(f"{region}.") for other in new)
+        spread = entry.local_map
         if spread is None or spread.forward is None or getattr(context, spread.axis) == 1 or has_stand_in:
             continue
         leaf = name.rpartition(".")[2]
@@ -276,7 +280,7 @@ def overridden(entry: ShardingConfig, base: ShardingConfig | None, override: Pla
     if override.tp_divide_attrs is not None:
         changes["sizes_per_rank"] = override.tp_divide_attrs
     raise_faults(faults)
-    merged = replace(entry, **changes)
+    merged = _with_grads(replace(entry, **changes), base)
     if not merged.out_dst:
         return replace(merged, out_dst=None)
     if len(merged.out_src) != len(merged.out_dst):
@@ -316,6 +320,51 @@ def _unfit(
         elif sizes[attribute] % tp:
             fact = f"{where}.{attribute} is {sizes[attribute]}, which tp {tp} does not divide"
             yield Fault(f"{path}.tp_divide_attrs.{i}", fact, "leave it out, or choose another tp")
+
+
+def _with_grads(entry: ShardingConfig, base: ShardingConfig | None) -> ShardingConfig:
+    """`entry` with the gradients that fit what is written over axis tp: `base` derives those of its own placements.
+
+    Of a tensor that is whole on each rank a rank has a summand of the gradient, where it makes a part of the output.
+    """
+    from torch.distributed.tensor import Partial
+
+    summand: NamedPlacement = {MeshAxisName.TP: Partial()}
+    made, derived_made = _made(entry), None if base is None else _made(base)
+    if base is not None and made in (None, derived_made):
+        in_grads = {name: grad for name, grad in base.in_grads.items() if _given(entry, name) == _given(base, name)}
+        kept = {
+            name for name, placement in entry.state_shardings.items() if base.state_shardings.get(name) == placement
+        }
+    else:
+        # Layers within another, which sums for them, give parts of features: they are the ones without a derived part.
+        sums = made == "summands" or (made == "parts" and base is not None)
+        in_grads = {
+            name: summand for name in entry.in_src if sums and MeshAxisName.TP not in (_given(entry, name) or {})
+        }
+        kept = set()
+    state_grads = {
+        name: summand
+        for name, placement in entry.state_shardings.items()
+        if name not in kept and made not in (None, "wholes") and MeshAxisName.TP not in placement
+    }
+    if base is not None:
+        state_grads |= {name: grad for name, grad in base.state_grads.items() if name in kept}
+    return replace(entry, in_grads=in_grads, state_grads=state_grads)
+
+
+def _made(entry: ShardingConfig) -> Literal["summands", "parts", "wholes", None]:
+    """What each rank of axis tp makes of the outputs. None: the plan does not say."""
+    said = [out for out in entry.out_src if out is not None]
+    divided = [out[MeshAxisName.TP] for out in said if MeshAxisName.TP in out]
+    if divided:
+        return "summands" if any(placement.is_partial() for placement in divided) else "parts"
+    return "wholes" if said else None
+
+
+def _given(entry: ShardingConfig, argument: str) -> NamedPlacement | None:
+    """How forward is given it. None: as it comes."""
+    return entry.in_dst.get(argument, entry.in_src.get(argument))
 
 
 def _nothing_derived(path: str) -> Fault:

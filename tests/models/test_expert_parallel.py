@@ -116,6 +116,19 @@ def test_spread_experts_are_those_of_one_process(by_rank: Any, case: str, name: 
         assert got[idle].eq(0).all()
 
 
+def test_a_module_computes_by_its_own_forward(monkeypatch: Any) -> None:
+    class Doubled(Experts):
+        def forward(self, *args: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(*args)
+
+    module, args = built(slice(None), torch.float64), inputs(ROUTES["mixed"][0], 0, torch.float64)
+    rows_E = args[2].flatten().bincount(minlength=EXPERTS)
+    expected = module(*args, rows_E)
+    module.__class__ = Doubled
+    monkeypatch.setattr(expert_parallel, "_dispatched_experts", lambda compute, group, *args: compute(*args))
+    assert dispatched_experts(module, None, *args, rows_E).equal(2 * expected)  # type: ignore[arg-type] # none is asked
+
+
 def assert_near(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
     assert got.shape == expected.shape
     if expected.numel():

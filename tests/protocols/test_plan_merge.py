@@ -26,7 +26,7 @@ class Layer(nn.Module):
 
     def __init__(self, *parameters: str, num_heads: int = 4) -> None:
         super().__init__()
-        self.num_heads, self.scale = num_heads, 0.5
+        self.num_heads, self.dropout = num_heads, 0.5
         for name in parameters:
             self.register_parameter(name, nn.Parameter(torch.empty(4, device="meta")))
 
@@ -66,9 +66,9 @@ def computed(mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any) -> Any: ...
 
 
 def test_what_is_not_written_is_inherited() -> None:
-    plan = merged(PlanOverride(match="layers.1.o_proj", out_dst=("replicate",), in_src={"x": "shard(0)"}))
+    plan = merged(PlanOverride(match="layers.1.o_proj", out_dst=("replicate",), in_src={"x": "shard(2)"}))
     own, derived = plan["layers.1.o_proj"], PLAN["layers.*.o_proj"]
-    assert own.out_dst == ({},) and own.in_src == {"x": {TP: Shard(0), CP: Shard(1)}}  # another axis stays
+    assert own.out_dst == ({},) and own.in_src == {"x": {TP: Shard(2), CP: Shard(1)}}  # another axis stays
     assert (own.state_shardings, own.in_grads, own.out_src) == (
         derived.state_shardings,
         derived.in_grads,
@@ -159,7 +159,7 @@ def test_what_a_module_has_not_is_refused() -> None:
         "params": {"weight": "shard(0)", "wieght": "shard(1)"},
         "in_src": {"xx": "replicate"},
         "in_dst": {"y": "replicate", "mask": "replicate", "x": "none"},
-        "tp_divide_attrs": ("num_hedas", "num_heads", "scale"),
+        "tp_divide_attrs": ("num_hedas", "num_heads", "dropout"),
     }
     with pytest.raises(ConfigError) as caught:
         merged(PlanOverride(match="layers.*.o_proj", **fields))
@@ -170,11 +170,42 @@ def test_what_a_module_has_not_is_refused() -> None:
         "in_dst.mask: replicate, but in_src does not say how it arrives; write it there, or none here",
         "params: bias of it is not in it; write how each parameter lies, replicate or shard(DIM)",
         "tp_divide_attrs.0: it.num_hedas is not there, and no count of features; did you mean 'num_heads'?",
-        "tp_divide_attrs.2: it.scale is 0.5, and no count of features; choose one of num_heads",
+        "tp_divide_attrs.2: it.dropout is 0.5, and no count of features; choose one of num_heads",
         "tp_divide_attrs.1: it.num_heads is 3, which tp 2 does not divide; leave it out, or choose another tp",
     ]
     with pytest.raises(ConfigError, match=r"^plan_overrides.0.params: weight of head is not in it; write how each"):
         merged(PlanOverride(match="head", params="none"))
+
+
+def test_gradients_follow_what_is_written() -> None:
+    """Those that are derived are of placements that a rule replaces."""
+    summand = {TP: Partial()}
+    layer = ShardingConfig(
+        state_shardings={"scale": {}},
+        state_grads={"scale": summand},
+        in_src={"x": {TP: Shard(1)}},
+        in_dst={"x": {}},
+        in_grads={"x": summand},
+        out_src=(summand,),
+    )
+    column = ShardingConfig(state_shardings={"weight": {TP: Shard(0)}}, in_src={"x": {}}, out_src=({TP: Shard(2)},))
+    context = ReplacementContext(tp=2)
+
+    def grads(plan: ShardingPlan, **fields: Any) -> tuple[Any, Any]:
+        modules = {"layer": Layer(*fields.get("params", ()))}
+        entry = merged_plan(modules, plan, [PlanOverride(match="layer", **fields)], context)["layer"]
+        return entry.in_grads, entry.state_grads
+
+    assert grads({"layer": layer}, out_dst=("replicate",)) == (layer.in_grads, layer.state_grads)
+    assert grads({"layer": layer}, out_src=("replicate",)) == ({}, {})
+    assert grads({"layer": layer}, out_src=("shard(2)",)) == ({"x": summand}, {"scale": summand})
+    assert grads({"layer": layer}, in_dst={"x": "shard(2)"}) == ({}, {"scale": summand})
+    assert grads({"layer": layer}, params={"scale": "shard(0)"}) == ({"x": summand}, {})
+    assert grads({"layer": column}, params={"weight": "shard(1)"}, in_src={"x": "shard(2)"}) == ({}, {})
+    assert grads({"layer": column}, out_src=("partial",)) == ({"x": summand}, {})
+    written: dict[str, Any] = {"params": {"weight": "shard(0)", "bias": "replicate"}, "in_src": {"x": "replicate"}}
+    assert grads({"": column}, **written, out_src=("shard(2)",)) == ({}, {"bias": summand})
+    assert grads({"": column}, **written, out_src=("partial",)) == ({"x": summand}, {"bias": summand})
 
 
 def test_what_is_computed_within_a_boundary() -> None:

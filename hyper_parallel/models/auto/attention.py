@@ -98,7 +98,7 @@ def sdpa_hf(
         )
         fact += "called with module, query, key, value, attention_mask"
         raise ConfigError.one("plan_overrides", fact, "name another inner_target, or write sdpa_qkv")
-    attend = attention_of(target_module)
+    attend = attention_of(target_module, cp_mesh)
 
     def compute(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
         by_name = dict(zip(names[_BY_POSITION:], args[_BY_POSITION:], strict=True))

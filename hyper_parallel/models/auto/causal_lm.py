@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -20,8 +20,9 @@ from hyper_parallel.models.auto.initializers import recorded_initializers
 from hyper_parallel.models.auto.layout import is_stacked_experts, layout_faults, layout_of
 from hyper_parallel.models.auto.routing import TokensByRow
 from hyper_parallel.models.auto.sharding import sharding_faults, sharding_plan
-from hyper_parallel.models.common.attention import fullgraph_faults
+from hyper_parallel.models.common.attention import HeadAttention, fullgraph_faults
 from hyper_parallel.models.common.context_parallel.inner_wrapper import sdpa_qkv
+from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError
 from hyper_parallel.models.common.decoder import Output
 from hyper_parallel.models.common.documents import WholeRows
 from hyper_parallel.models.common.embedding import TiedHead, WholeVocabulary
@@ -158,6 +159,7 @@ class AutoCausalLM(BaseModel):
             * (getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads)
         )
         self.is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        self.output_matrix = layout.head
         self.add_module(layout.base, model.base_model)
         if not self.is_tied:
             self.add_module(layout.head, model.get_output_embeddings())
@@ -168,6 +170,8 @@ class AutoCausalLM(BaseModel):
         self.logits_output = Output.Config().build()
         self.loss_output = Output.Config().build()
         self._stats: dict[int, RouterStats] = {}
+        self._kept_heads: set[str] = set()  # of attentions of the user's, which may call them or not
+        self._called_heads: set[str] = set()
         for layer, name in enumerate(layout.routers):
             router = self.get_submodule(name)
             router.parameter_roles = {"weight": "router"}
@@ -177,9 +181,40 @@ class AutoCausalLM(BaseModel):
         self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig, training: TrainingConfig
     ) -> None:
         super().apply_overrides(overrides, parallelism, training)
-        for name in self.replaced_modules:
-            if is_stacked_experts(module := self.get_submodule(name)):
+        for module in self.modules():  # a replaced module may hold experts of its own
+            if is_stacked_experts(module):
                 run_experts_eagerly(module)
+        if parallelism.cp > 1:
+            self._note_kept_heads()
+
+    def _note_kept_heads(self) -> None:
+        """From now on forward checks that attentions of the user's call the heads that they have kept, where nothing
+        that is injected may do without: only there a rank sees the tokens of others."""
+        plan = self.config.sharding
+        injected = {name: entry.compute.kind for name, entry in plan.items() if entry.compute is not None}
+
+        def does_without(heads: str) -> bool:
+            attention = heads.rpartition(".")[0]
+            return any(
+                heads.startswith(f"{name}.") or (kind == "inner_wrapper" and name.startswith(f"{attention}."))
+                for name, kind in injected.items()
+            )
+
+        for region in self.replaced_modules:
+            for inner, module in self.get_submodule(region).named_modules():
+                name = f"{region}.{inner}"
+                if isinstance(module, HeadAttention) and not (name in injected or does_without(name)):
+                    self._kept_heads.add(name)
+                    module.attend_eagerly = self._noted(name, module.attend_eagerly)  # type: ignore[method-assign]
+
+    def _noted(self, name: str, attend_eagerly: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """`attend_eagerly` of the module `name`, which is outside of compiled graphs, and says that it was called."""
+
+        def noted(*args: Any) -> torch.Tensor:
+            self._called_heads.add(name)
+            return attend_eagerly(*args)
+
+        return noted
 
     def verify_module_protocol(self) -> None:
         """
@@ -200,11 +235,16 @@ class AutoCausalLM(BaseModel):
         loss_fn: LossFn | None = None,
         received: Sequence[torch.Tensor] = (),
     ) -> ModelOutput:
+        """
+        Raises:
+            OwnTokensError: under cp, an attention of the user's has kept the heads and not called them.
+        """
         batch, tokens = input_ids_BT.shape
         if tokens > self.max_seq_len:
             raise ValueError(f"rows of {tokens} tokens are above max_position_embeddings {self.max_seq_len}")
         rows = self.rows(input_ids_BT, position_ids_BT, cu_seqlens, labels_BT)
         self._stats = {}
+        self._called_heads.clear()
         self._batch = batch
         hidden_BTC = self.get_submodule(self.layout.base)(
             inputs_embeds=self.get_submodule(self.layout.embedding)(rows.input_ids_BT),
@@ -212,6 +252,8 @@ class AutoCausalLM(BaseModel):
             use_cache=False,
             documents=rows.documents,
         ).last_hidden_state
+        if uncalled := sorted(self._kept_heads - self._called_heads):
+            raise OwnTokensError(uncalled[0], "was not called", "call it in the attention that you have written")
         output = ModelOutput()
         if stats := [self._stats[layer] for layer in range(len(self.layout.routers))]:
             output = output._replace(tokens_per_expert=torch.stack([each.tokens_BE.sum(0) for each in stats]))

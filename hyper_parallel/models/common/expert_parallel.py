@@ -38,11 +38,12 @@ def dispatched_experts(
     experts_BTK: torch.Tensor,
     rows_E: torch.Tensor,
     *,
-    compute: Callable[..., torch.Tensor] = Experts.forward,
+    compute: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """`compute`, called as `Experts.forward`, where each rank of `group` has some of the experts (Lepikhin et al. 2020,
-    https://arxiv.org/abs/2006.16668). Every rank must call it, whatever tokens it has, and none is dropped."""
-    own = partial(compute, module)
+    """`compute`, by default the module's own forward, called as `Experts.forward` is, where each rank of `group` has
+    some of the experts (Lepikhin et al. 2020, https://arxiv.org/abs/2006.16668). Every rank must call it, whatever
+    tokens it has, and none is dropped."""
+    own = partial(compute or type(module).forward, module)
     return module.run_eagerly(partial(_dispatched_experts, own, group, x_BTC, weights_BTK, experts_BTK, rows_E))
 
 

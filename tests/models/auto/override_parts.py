@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from typing import Any
 
 import torch
@@ -55,8 +57,11 @@ class CoredAttention(nn.Module):
 
 
 @module_replacement
-def cored(module: Any, module_fqn: str, context: Any, hf: bool = False) -> nn.Module:
-    return CoredAttention(module, HFCore() if hf else Core()).train(module.training)
+def cored(module: Any, module_fqn: str, context: Any, hf: bool = False, keeps_heads: bool = False) -> nn.Module:
+    new = CoredAttention(module, HFCore() if hf else Core())
+    if keeps_heads:
+        new.heads = module.heads
+    return new.train(module.training)
 
 
 class DenseExperts(nn.Module):
@@ -77,6 +82,39 @@ class DenseExperts(nn.Module):
 @module_replacement
 def dense(module: Any, module_fqn: str, context: Any, factor: float = 1.0) -> nn.Module:
     return DenseExperts(module, factor).train(module.training)
+
+
+class DenseBlock(nn.Module):
+    """A router before DenseExperts."""
+
+    def __init__(self, old: Any) -> None:
+        super().__init__()
+        self.gate, self.experts = old.gate, DenseExperts(old.experts, 1.0)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        x = hidden_states.flatten(0, -2)
+        _, weights, index = self.gate(x)
+        out: torch.Tensor = self.experts(x, index, weights)
+        return out.view_as(hidden_states)
+
+
+@module_replacement
+def block_of_dense(module: Any, module_fqn: str, context: Any) -> nn.Module:
+    return DenseBlock(module).train(module.training)
+
+
+@module_replacement
+def renamed(module: Any, module_fqn: str, context: Any) -> nn.Module:
+    """The same module, of a class whose forward is another function."""
+    kind = type(module)
+
+    def forward(self: Any, *args: Any) -> Any:
+        return kind.forward(self, *args)
+
+    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
+    new: nn.Module = copy.copy(module)
+    new.__class__ = type("Renamed", (kind,), {"forward": forward})
+    return new
 
 
 @local_compute

@@ -22,6 +22,8 @@ from hyper_parallel.models.auto import HyperAutoModelForCausalLM
 from hyper_parallel.models.auto.attention import sdpa_hf
 from hyper_parallel.models.auto.causal_lm import AutoCausalLM
 from hyper_parallel.models.common.attention import HeadAttention
+from hyper_parallel.models.common.context_parallel.inner_wrapper import sdpa_qkv
+from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError
 from hyper_parallel.models.qwen3_moe.adapter import replacements
 from hyper_parallel.protocols.injected_compute import InjectedCompute
 from hyper_parallel.protocols.plan_override import PlanOverride
@@ -71,6 +73,16 @@ def experts(factor: float) -> PlanOverride:
     return SHIPPED[1].derive(replace_module=Target.of(parts.dense, factor=factor))
 
 
+EVERY_RANK = [
+    PlanOverride(match=MLP, out_src=("replicate",)),
+    PlanOverride(
+        match=tuple(f"{MLP}.{name}_proj" for name in ("gate", "up", "down")),
+        params={"weight": "replicate"},
+        in_src={"input": "replicate"},
+        out_src=("replicate",),
+    ),
+]
+"""A layer that is computed as a whole by each."""
 TP, CP, EP = {"tp": 2}, {"cp": 2}, {"dp_shard": 2, "ep": 2}
 VALIDATE = {"mode": "validate"}
 CASES: dict[str, tuple[dict[str, Any], list[PlanOverride]]] = {
@@ -91,6 +103,7 @@ CASES: dict[str, tuple[dict[str, Any], list[PlanOverride]]] = {
             inner("sdpa_qkv", region_dispatch=True, inner_out_src={"tp": "shard(2)"}),
         ],
     ),
+    "qwen3: mlp computed by every rank": (TP, EVERY_RANK),
     "qwen3: an own attention around sdpa_qkv, documents": (CP, [CORED, inner("sdpa_qkv", when="cp")]),
     "qwen3: around sdpa_hf, documents": (CP | {"cp_method": "allgather"}, [HF_CORED, inner("sdpa_hf")]),
     "qwen3: a wrapper of the user's in transformers' attention": (CP, [inner(Target.of(parts.masked), "heads")]),
@@ -211,10 +224,17 @@ def test_a_wrong_boundary_is_told(found: Any) -> None:
     assert "'model.layers.0.self_attn.o_proj': argument input is declared Shard(dim=2) on mesh axis 'tp'" in found[1]
 
 
-def overridden(rules: list[PlanOverride], training: TrainingConfig | None = None, **degrees: int) -> AutoCausalLM:
+def overridden(
+    rules: list[PlanOverride],
+    training: TrainingConfig | None = None,
+    *,
+    family: str = "qwen3",
+    changes: dict[str, Any] | None = None,
+    **degrees: int,
+) -> AutoCausalLM:
     """A model on meta, of which `rules` are applied as on each of several ranks."""
-    config_class, sizes = FAMILIES["qwen3"]
-    config = AutoCausalLM.Config(content=config_class(vocab_size=64, **sizes).to_dict())
+    config_class, sizes = FAMILIES[family]
+    config = AutoCausalLM.Config(content=config_class(vocab_size=64, **sizes).to_dict(), changes=changes or {})
     parallelism = ParallelismConfig(**degrees)
     config.set_sharding_config(parallelism)
     model = construct_on_meta(config, torch.float32)
@@ -258,6 +278,80 @@ def test_sdpa_hf_goes_by_position() -> None:
             wrapper.forward_of(module, "core", dims)
         told = f"plan_overrides.1.inner_wrapper: [HP-REPLACE-002] core: forward of {fact}"
         assert str(caught.value).startswith(told)
+
+
+def test_only_what_is_new_stands_in_for_the_attention_of_all_ranks() -> None:
+    norm = computed(f"{ATTENTION}.q_norm", parts.chunked)
+    with pytest.raises(ConfigError, match=r"self_attn is replaced without its heads, which sees all ranks of cp"):
+        overridden([CORED, norm], cp=2)
+    assert overridden([CORED, norm, inner("sdpa_qkv")], cp=2).replaced_modules
+
+
+@pytest.mark.parametrize(
+    ("match", "kind", "degrees", "fact"),
+    [
+        ("model.embed_tokens", "torch.nn.Embedding", TP, "model.embed_tokens is replaced, but tp computes it by vocab"),
+        (
+            f"{ATTENTION}.heads",
+            "hyper_parallel.models.common.attention.HeadAttention",
+            CP,
+            r"model.layers.\*.self_attn.heads is replaced, but cp computes it by spread_head_attention, so its forward",
+        ),
+        ("lm_head", "torch.nn.Linear", TP, "lm_head is replaced, but a loss reads its weight and does not call it"),
+    ],
+)
+def test_a_replacement_whose_forward_would_not_run(match: str, kind: str, degrees: dict[str, int], fact: str) -> None:
+    rule = PlanOverride(match=match, module_type=kind, replace_module=Target.of(parts.renamed))
+    with pytest.raises(ConfigError, match=rf"plan_overrides: \[HP-REPLACE-002\] {fact}"):
+        overridden([rule], **degrees)
+    if not match.startswith("lm"):
+        other = CP if degrees is TP else TP
+        assert overridden([rule], **other).replaced_modules  # there it runs
+        instead = computed(match, parts.chunked)
+        assert overridden([rule, instead], **degrees).replaced_modules
+
+
+def test_a_computation_that_a_loss_does_not_call() -> None:
+    with pytest.raises(
+        ConfigError, match=r"plan_overrides.0.local_compute_fn: \[HP-REPLACE-002\] a loss reads the weig"
+    ):
+        overridden([computed("lm_head", parts.chunked)], tp=2)
+
+
+def test_experts_within_a_replaced_layer_are_kept_out_of_graphs_too() -> None:
+    rule = PlanOverride(
+        match=MLP,
+        module_type=f"{MODELLING}.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
+        replace_module=Target.of(parts.block_of_dense),
+    )
+    layer = overridden([rule], family="qwen3_moe", changes={"mlp_only_layers": []}, dp_shard=2, ep=2).blocks()[0]
+    experts: Any = layer.get_submodule("mlp.experts")
+    assert type(experts) is parts.DenseExperts and experts.run_eagerly(lambda: 3) == 3
+
+
+def test_an_inner_attention_that_is_not_told_of_other_ranks() -> None:
+    core = parts.Core()
+    x = torch.zeros(1, 4, 2, 8)
+    assert sdpa_qkv(core, None, None, None, None)(x, x, x, documents=None).shape == x.shape
+    with pytest.raises(
+        OwnTokensError, match=r"Core is called with documents None, so each rank of cp sees its own tokens al"
+    ):
+        sdpa_qkv(core, None, None, object(), None)(x, x, x, documents=None)
+
+
+def test_an_attention_that_keeps_heads_and_does_not_call_them() -> None:
+    def forward(model: AutoCausalLM) -> Any:
+        model.to_empty(device="cpu").init_weights(seed=1)
+        return model(torch.arange(8)[None], cu_seqlens=documents)
+
+    documents, kept = None, CORED.derive(replace_module=Target.of(parts.cored, keeps_heads=True))
+    with pytest.raises(OwnTokensError, match=r"model.layers.0.self_attn.heads was not called, so each rank of cp sees"):
+        forward(overridden([kept], cp=2))
+    assert forward(overridden([kept], tp=2)).logits is not None
+    assert forward(overridden([kept, inner("sdpa_qkv")], cp=2)).logits is not None  # it is called in their place
+    documents = [0, 3, 8]
+    model = overridden(SHIPPED[:1], family="qwen3_moe", cp=2)
+    assert forward(model).logits is not None and model._called_heads
 
 
 def test_low_precision_is_what_is_computed_in() -> None:

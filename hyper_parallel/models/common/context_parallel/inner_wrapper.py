@@ -12,7 +12,7 @@ import torch
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.models.common.attention import HeadAttention
 from hyper_parallel.models.common.context_parallel.boundaries import spread_head_attention
-from hyper_parallel.models.common.context_parallel.spread_attention import SpreadAttention
+from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError, SpreadAttention
 from hyper_parallel.protocols.injected_compute import inner_wrapper, named_arguments
 from hyper_parallel.protocols.override_factories import takes_any
 
@@ -29,7 +29,7 @@ def sdpa_qkv(target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh:
         ConfigError: its forward takes no `documents`.
     """
     names = arguments_of(target_module)
-    attend = attention_of(target_module)
+    attend = attention_of(target_module, cp_mesh)
 
     def compute(*args: Any, **kwargs: Any) -> torch.Tensor:
         given = dict(zip(names, args, strict=False)) | kwargs
@@ -54,14 +54,20 @@ def arguments_of(target_module: Any) -> list[str]:
     return list(named_arguments(signature))
 
 
-def attention_of(target_module: Any) -> Callable[..., torch.Tensor]:
-    """A HeadAttention in its place: ``(q_BTHD, k_BTKD, v_BTKD, rope, documents)`` -> [B, T, H, D]."""
+def attention_of(target_module: Any, cp_mesh: Any) -> Callable[..., torch.Tensor]:
+    """A HeadAttention in its place: ``(q_BTHD, k_BTKD, v_BTKD, rope, documents)`` -> [B, T, H, D].
+
+    What it returns raises OwnTokensError where ranks of `cp_mesh` have parts of rows, and `documents` does not say so.
+    """
     target_module.eager_methods = HeadAttention.eager_methods
     target_module.attend_eagerly = MethodType(HeadAttention.attend_eagerly, target_module)
 
     def attend(q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor, rope: Any, documents: Any) -> Any:
         if isinstance(documents, SpreadAttention):
             return spread_head_attention(target_module, documents.group, q_BTHD, k_BTKD, v_BTKD, rope, documents)
+        if cp_mesh is not None:
+            fact, remedy = f"is called with documents {documents!r}", "hand on those that the model gives its attention"
+            raise OwnTokensError(type(target_module).__name__, fact, remedy)
         return HeadAttention.forward(target_module, q_BTHD, k_BTKD, v_BTKD, rope, documents)
 
     return attend

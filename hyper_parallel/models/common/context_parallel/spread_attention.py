@@ -10,7 +10,15 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from hyper_parallel.config.errors import RunError
 from hyper_parallel.distributed.row_parts import RowParts
+
+
+class OwnTokensError(RunError):
+    """An attention of the user's sees the tokens of one rank of cp alone."""
+
+    def __init__(self, module: str, fact: str, remedy: str) -> None:
+        super().__init__(f"{module} {fact}, so each rank of cp sees its own tokens alone; {remedy}")
 
 
 class SpreadAttention(ABC):
