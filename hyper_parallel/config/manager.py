@@ -148,14 +148,18 @@ def check(tree: ConfigNode, world_size: int | None) -> list[Fault]:
     that the saved copy reads back to an equal tree. Rules are asked only where all types are right. `world_size` None:
     as few ranks as the degrees of parallelism ask for.
     """
-    faults = [*_type_faults(tree), *resolver.missing_arguments(tree)]
-    if faults:
+    if faults := value_faults(tree):
         return faults
     for path, node in tree.traverse():
         faults.extend(dataclasses.replace(fault, path=join(path, fault.path)) for fault in node.faults())
     ranks = tree.parallelism.smallest_world_size() if world_size is None else world_size  # type: ignore[attr-defined]
     faults.extend(tree.cross_faults(ranks))  # type: ignore[attr-defined]
     return faults
+
+
+def value_faults(tree: ConfigNode) -> list[Fault]:
+    """Those of `check` that come before all rules: types, and what Targets miss. Values take their exact types."""
+    return [*_type_faults(tree), *resolver.missing_arguments(tree)]
 
 
 def save(tree: ConfigNode) -> None:

@@ -34,15 +34,15 @@ class ParallelDims:
     """Ranks that hold different layers of one copy."""
     ep: int = 1
     """Ranks that hold different experts, neighbours among the dp_shard x cp."""
-    meshes: list[DeviceMesh] = field(default_factory=list, init=False, repr=False)
+    meshes: list[DeviceMesh] = field(default_factory=list, init=False, repr=False, compare=False)
     """All over the same ranks: that of the run, then those that divide one of its axes once more."""
-    _mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
-    _fsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
-    _cp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
-    _expert_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
-    _efsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
-    _dp_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False)
-    _loss_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False)
+    _mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+    _fsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+    _cp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+    _expert_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+    _efsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+    _dp_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False, compare=False)
+    _loss_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def from_config(cls, parallelism: ParallelismConfig, world_size: int) -> ParallelDims:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -14,15 +13,15 @@ from torch import nn
 from hyper_parallel.config.configurable import Buildable
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.target import Target
-from hyper_parallel.protocols.override_factories import FactoryT, marked
+from hyper_parallel.protocols.override_factories import FactoryT, marked, takes_any
 
 if TYPE_CHECKING:
     from hyper_parallel.distributed.parallel_dims import ParallelDims
 
 
 def local_compute(factory: FactoryT) -> FactoryT:
-    """Marks ``factory(mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(module, *args)``, where `args` are those of the
-    module's forward in their order.
+    """Marks ``factory(mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(module, *args)``, where `args` are all those of
+    the module's forward in their order, with their defaults; those behind `*` go by name.
 
     Raises:
         TypeError: the signature is another one.
@@ -31,8 +30,8 @@ def local_compute(factory: FactoryT) -> FactoryT:
 
 
 def inner_wrapper(factory: FactoryT) -> FactoryT:
-    """Marks ``factory(target_module, mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(*args)``, where `args` are those of
-    the forward of `target_module` in their order.
+    """Marks ``factory(target_module, mesh, tp_mesh, cp_mesh, ep_mesh) -> compute(*args)``, where `args` are all
+    those of the forward of `target_module` in their order, with their defaults; those behind `*` go by name.
 
     Raises:
         TypeError: the signature is another one.
@@ -58,7 +57,7 @@ class InjectedCompute:
         """What runs when `module`, whose name in the model is `name`, is called.
 
         Raises:
-            ConfigError: HP-REPLACE-002, the factory made what cannot be called as the module is.
+            ConfigError: HP-REPLACE-002, the factory refuses the module, or made what cannot be called as it is.
         """
         meshes: dict[str, Any] = {
             "mesh": parallel_dims.meshes[0],
@@ -66,34 +65,37 @@ class InjectedCompute:
             "cp_mesh": parallel_dims.cp_mesh,
             "ep_mesh": parallel_dims.ep_mesh,
         }
-        compute: Callable[..., Any]
-        if self.kind == "local_compute":
-            compute = self.factory.build(**meshes)
-            compute = partial(compute, module) if callable(compute) else compute
-        else:
-            compute = self.factory.build(target_module=module, **meshes)
+        target = {} if self.kind == "local_compute" else {"target_module": module}
+        try:
+            compute = self.factory.build(**target, **meshes)
+        except ConfigError as error:  # of the module, which it has no path for
+            facts = [(f"[HP-REPLACE-002] {name}: {fault.fact}", fault) for fault in error.faults]
+            raise ConfigError(replace(fault, path=self.path, fact=fact) for fact, fault in facts) from error
+        if self.kind == "local_compute" and callable(compute):
+            compute = partial(compute, module)
         signature = inspect.signature(module.forward)
         if fact := _call_fault(compute, signature):
             remedy = "return a function of the arguments of the module's forward"
             remedy += ", with the module before them" if self.kind == "local_compute" else ""
             raise ConfigError.one(self.path, f"[HP-REPLACE-002] {name}: {fact}", remedy)
-        names = named_arguments(signature)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            by_name = [*takewhile(kwargs.__contains__, names[len(args) :])]
-            return compute(*args, *map(kwargs.pop, by_name), **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return compute(*bound.args, **bound.kwargs)
 
         forward.__signature__ = signature  # type: ignore[attr-defined]
         return forward
 
 
 def named_arguments(signature: inspect.Signature) -> Sequence[str]:
-    """Those that a call may give by position or by name."""
-    return [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    """Those that a call may give by position."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature.parameters.values() if p.kind in by_position]
 
 
 def _call_fault(compute: Any, signature: inspect.Signature) -> str | None:
-    """Why `compute` cannot be called by position with the arguments of `signature`. None: it can."""
+    """Why `compute` cannot be called with the arguments of `signature`. None: it can."""
     if not callable(compute):
         return f"the factory made a {type(compute).__name__}, not a function"
     try:
@@ -101,9 +103,12 @@ def _call_fault(compute: Any, signature: inspect.Signature) -> str | None:
     except ValueError:
         return "the signature of the function cannot be read"
     names = named_arguments(signature)
-    takes_any, wants_any = (any(p.kind is p.VAR_KEYWORD for p in s.parameters.values()) for s in (own, signature))
+    by_name = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
     try:
-        own.bind(*names)
+        own.bind(*names, **dict.fromkeys(by_name))
     except TypeError as error:
-        return f"the function takes {', '.join(own.parameters)}, and is called with {', '.join(names)}: {error}"
-    return "the function takes no **kwargs, and the module is called with some" if wants_any and not takes_any else None
+        called = ", ".join([*names, *(f"{name}=" for name in by_name)])
+        return f"the function takes {', '.join(own.parameters)}, and is called with {called}: {error}"
+    if takes_any(signature) and not takes_any(own):
+        return "the function takes no **kwargs, and the module is called with some"
+    return None

@@ -16,8 +16,8 @@ from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
 from hyper_parallel.protocols.module_replacement import ReplacementContext, of_all_layers, replace_modules
-from hyper_parallel.protocols.plan_merge import derived, merged_plan, without_modules
-from hyper_parallel.protocols.sharding import ShardingPlan
+from hyper_parallel.protocols.plan_merge import merged_plan, without_modules
+from hyper_parallel.protocols.sharding import ShardingPlan, plan_of
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -122,7 +122,7 @@ class BaseModel(Module):
         self.replaced_modules = replace_modules(self, overrides, context)
         now = dict(self.named_modules())
         assert isinstance(self.config, Module.Config)
-        plan = merged_plan(list(now), self.config.sharding, overrides, context, self.inner_wrappers)
+        plan = merged_plan(now, self.config.sharding, overrides, context, self.inner_wrappers)
         raise_faults(dict.fromkeys(_idle_forwards(before, now, plan, context, self.output_matrix)))
         self.config.sharding = without_modules(plan, before, now, context)
 
@@ -156,7 +156,7 @@ def _idle_forwards(
 ) -> Iterator[Fault]:
     """Faults of what a user has written to run in the place of a forward, and nothing would call."""
     for name, module in now.items():
-        entry, old = derived(name, plan), before.get(name)
+        entry, old = plan_of(name, plan), before.get(name)
         if name == output_matrix and entry is not None and entry.compute is not None:
             fact = f"[HP-REPLACE-002] a loss reads the weight of {name} and does not call it, so this would not run"
             yield Fault(entry.compute.path, fact, "leave it out, and write a loss")

@@ -16,7 +16,7 @@ from hyper_parallel.protocols.initializer import Initializer
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.planned_module import PlannedModule, planned
 from hyper_parallel.protocols.roles import Role
-from hyper_parallel.protocols.sharding import ShardingConfig, ShardingPlan
+from hyper_parallel.protocols.sharding import ShardingConfig, ShardingPlan, names_some, plan_of
 
 if TYPE_CHECKING:
     from hyper_parallel.distributed.parallel_dims import ParallelDims
@@ -138,7 +138,7 @@ class Module(PlannedModule, Configurable):
     def _absent_patterns(self) -> list[str]:
         """Those of the plan that fit no module."""
         names = {name for name, _ in self.named_modules()}
-        return [p for p in self._sharding() if p not in names and not any(is_named_by(p, name) for name in names)]
+        return [pattern for pattern in self._sharding() if not names_some(pattern, names)]
 
 
 def _parallelize_matrices(
@@ -163,19 +163,6 @@ def _parallelize_matrices(
                     setattr(module, size, getattr(module, size) // tp_mesh.size())
         if tp_mesh is not None:
             bind_boundary(module, name, own, MeshAxisName.TP, tp_mesh, "production" if is_below_local else mode)
-
-
-def plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
-    """The entry of `plan` for the module `name`: that of its name, else the first that fits. None: it has none."""
-    if name in plan:
-        return plan[name]
-    return next((own for pattern, own in plan.items() if "*" in pattern and is_named_by(pattern, name)), None)
-
-
-def is_named_by(pattern: str, name: str) -> bool:
-    """Whether `pattern` of a plan, in which * stands for one part, is about the module `name`."""
-    parts, names = pattern.split("."), name.split(".")
-    return len(parts) == len(names) and all(part in ("*", own) for part, own in zip(parts, names, strict=True))
 
 
 def canonical_name(name: str) -> str:

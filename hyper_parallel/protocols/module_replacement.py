@@ -14,7 +14,7 @@ from torch import nn
 
 from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.target import Target
-from hyper_parallel.protocols.override_factories import FactoryT, marked
+from hyper_parallel.protocols.override_factories import FactoryT, marked, takes_any
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -109,16 +109,16 @@ def _chosen(
         path = f"plan_overrides.{i}"
         if override.replace_module is None:
             continue
-        if not context.has(override.when):
+        is_left_out = not context.has(override.when)
+        if is_left_out:
             logger.info("%s is left out: the run is without %s", path, override.when)
-            continue
         kind = override.replaced_type()
         for pattern in override.patterns():
             names = [name for name in modules if fnmatchcase(name, pattern)]
             if not names:
                 near = ", ".join(near_names(pattern, modules)) or "none"
                 faults.append(_fault(f"{path}.match", 1, f"{pattern!r} names no module of the model", f"near: {near}"))
-            for name in names:
+            for name in () if is_left_out else names:
                 module = modules[name]
                 if not (type(module) is kind if override.exact_type else isinstance(module, kind)):
                     wanted = f"{'exactly ' * override.exact_type}a {kind.__qualname__}"
@@ -165,8 +165,9 @@ def _differences(old: nn.Module, new: Any) -> Iterator[tuple[str, str]]:
     if (before_keys := set(old.state_dict())) != (after_keys := set(new.state_dict())):
         differing = ", ".join(sorted(before_keys ^ after_keys))
         yield f"its state_dict differs in {differing}", "keep persistent what was, and nothing else"
-    (took, takes), is_open = (_arguments(old), _arguments(new)), _takes_any(new)
-    if takes != (took[: len(takes)] if is_open else took) or (_takes_any(old) and not is_open):
+    called, calls = inspect.signature(old.forward), inspect.signature(new.forward)
+    (took, takes), is_open = (_arguments(called), _arguments(calls)), takes_any(calls)
+    if takes != (took[: len(takes)] if is_open else took) or (takes_any(called) and not is_open):
         yield (
             f"forward takes {', '.join(takes)}, and took {', '.join(took)}",
             "take the same, or the first and **kwargs",
@@ -177,14 +178,8 @@ def _differences(old: nn.Module, new: Any) -> Iterator[tuple[str, str]]:
             yield f"{name or 'it'} has hooks, which would be lost", "keep that module inside of the new one"
 
 
-def _arguments(module: nn.Module) -> list[str]:
-    """The named arguments of its forward."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-
-
-def _takes_any(module: nn.Module) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(module.forward).parameters.values())
+def _arguments(signature: inspect.Signature) -> list[str]:
+    return [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
 
 
 def near_names(pattern: str, names: Iterable[str]) -> list[str]:

@@ -35,9 +35,12 @@ def factory_fault(factory: Callable[..., Any], kind: Kind) -> str | None:
     """What keeps `factory` from being one of `kind`. None: it is one."""
     if not getattr(factory, f"_hp_{kind}", False):
         return f"is not decorated with @{kind}"
-    parameters = inspect.signature(factory).parameters
-    if missing := [name for name in ARGUMENTS[kind] if name not in parameters]:
+    signature = inspect.signature(factory)
+    if missing := [name for name in ARGUMENTS[kind] if name not in signature.parameters]:
         return f"does not take {', '.join(missing)}"
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return "takes **kwargs, in which mistakes would go unseen"
-    return None
+    return "takes **kwargs, in which mistakes would go unseen" if takes_any(signature) else None
+
+
+def takes_any(signature: inspect.Signature) -> bool:
+    """Whether it has a ``**kwargs``."""
+    return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())

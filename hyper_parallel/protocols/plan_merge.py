@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
 
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
 from hyper_parallel.config.target import Target
 from hyper_parallel.protocols.injected_compute import InjectedCompute
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.module_replacement import ReplacementContext, near_names, of_all_layers
-from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan
+from hyper_parallel.protocols.sharding import (
+    LocalMap,
+    NamedPlacement,
+    ShardingConfig,
+    ShardingPlan,
+    names_some,
+    plan_of,
+)
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -33,7 +43,7 @@ LISTED = {"out_src": "out_src", "out_dst": "out_dst"}
 
 
 def merged_plan(
-    names: Sequence[str],
+    modules: Mapping[str, nn.Module],
     plan: ShardingPlan,
     overrides: Sequence[PlanOverride],
     context: ReplacementContext,
@@ -44,42 +54,36 @@ def merged_plan(
     Of several overrides of one module the later one wins, field by field.
 
     Args:
-        names: of all modules of the model.
+        modules: all of the model, by name.
         wrappers: what the model has for `inner_wrapper`, by name.
 
     Raises:
         ConfigError: a pattern or inner_target names no module, a module without a derived boundary of which not all is
-            written, or fields that do not go together.
+            written, or fields that do not go together or with the module.
     """
-    merge = _Merge(names, plan, context, wrappers)
+    merge = _Merge(modules, plan, context, wrappers)
     faults: list[Fault] = []
+    is_without_some = any(each.replace_module is not None and not context.has(each.when) for each in overrides)
     for i, override in enumerate(overrides):
         path = f"plan_overrides.{i}"
         if not override.written_fields() and not override.injects:
             continue
-        if lacking := _lacking(override, plan, context):
+        lacking = _lacking(override, plan, context)
+        if lacking is not None:
             logger.info("%s is left out: the run is without %s", path, lacking)
-            continue
         for pattern in override.patterns():
-            found = [name for name in names if fnmatchcase(name, pattern)]
-            if not found:
-                near = ", ".join(near_names(pattern, names)) or "none"
-                faults.append(Fault(f"{path}.match", f"{pattern!r} names no module of the model", f"near: {near}"))
-            for name in found:
+            found, absent = _found(pattern, override.inner_target, modules, path)
+            # A rule that is left out may be about what a replacement would have, which is left out too.
+            faults += absent if lacking is None or not is_without_some else ()
+            for name in found if lacking is None else ():
                 try:
                     merge.add(path, override, name)
                 except ConfigError as error:
                     faults += error.faults
+    faults += merge.undispatched()
     raise_faults(dict.fromkeys(faults))
     # The first entry that fits a module is its own.
     return {**merge.own, **{pattern: boundary for pattern, boundary in plan.items() if pattern not in merge.own}}
-
-
-def derived(name: str, plan: ShardingPlan) -> ShardingConfig | None:
-    """The entry of a plan for the module `name`. None: it has none."""
-    from hyper_parallel.protocols.module import plan_of
-
-    return plan_of(name, plan)
 
 
 def without_modules(
@@ -99,7 +103,7 @@ def without_modules(
     new = injected.difference(before)
     faults = []
     for name in gone:
-        entry, region = derived(name, plan), name.rpartition(".")[0]
+        entry, region = plan_of(name, plan), name.rpartition(".")[0]
         if entry is None:
             continue
         # What stood there before does something else, such as a norm.
@@ -112,14 +116,25 @@ def without_modules(
         remedy = f"keep {leaf} and call it, or write an inner_target or a local_compute_fn"
         faults.append(Fault("plan_overrides", f"[HP-REPLACE-002] {fact}", remedy))
     raise_faults(dict.fromkeys(faults))
-    return {pattern: entry for pattern, entry in plan.items() if fits(pattern, names) or not fits(pattern, gone)}
+    return {
+        pattern: entry for pattern, entry in plan.items() if names_some(pattern, names) or not names_some(pattern, gone)
+    }
 
 
-def fits(pattern: str, names: Collection[str]) -> bool:
-    """Whether `pattern` of a plan is about one of the modules `names`."""
-    from hyper_parallel.protocols.module import is_named_by
-
-    return pattern in names or any(is_named_by(pattern, name) for name in names)
+def _found(
+    pattern: str, inner_target: str | None, modules: Mapping[str, nn.Module], path: str
+) -> tuple[list[str], list[Fault]]:
+    """Names of modules that fit `pattern` and have an `inner_target`, where one is given; and the fault of none."""
+    found = [name for name in modules if fnmatchcase(name, pattern)]
+    if not found:
+        near = ", ".join(near_names(pattern, modules)) or "none"
+        return [], [Fault(f"{path}.match", f"{pattern!r} names no module of the model", f"near: {near}")]
+    if inner_target is None:
+        return found, []
+    having = [name for name in found if f"{name}.{inner_target}" in modules]
+    inner = of_all_layers(f"{found[0]}.{inner_target}")
+    near = ", ".join(near_names(inner, modules)) or "none"
+    return having, [] if having else [Fault(f"{path}.inner_target", f"there is no module {inner}", f"near: {near}")]
 
 
 def _lacking(override: PlanOverride, plan: ShardingPlan, context: ReplacementContext) -> str | None:
@@ -136,13 +151,15 @@ class _Merge:
 
     def __init__(
         self,
-        names: Sequence[str],
+        modules: Mapping[str, nn.Module],
         plan: ShardingPlan,
         context: ReplacementContext,
         wrappers: Mapping[str, Callable[..., Any]],
     ) -> None:
-        self.names, self.plan, self.context, self.wrappers = names, plan, context, wrappers
+        self.modules, self.plan, self.context, self.wrappers = modules, plan, context, wrappers
         self.own: ShardingPlan = {}
+        self.dispatched: dict[str, str] = {}
+        """Modules that are to be given DTensors, and the path of the rule that says so."""
 
     def add(self, path: str, override: PlanOverride, name: str) -> None:
         """What `override`, which stands at `path`, writes of the module `name`.
@@ -150,35 +167,54 @@ class _Merge:
         Raises:
             ConfigError: see `merged_plan`.
         """
-        base = derived(name, self.plan)
+        base = plan_of(name, self.plan)
         if override.region_dispatch and base is not None and base.local_map is not None:
             fact = f"True, but the model's plan computes {of_all_layers(name)} on local tensors in every mode"
             raise ConfigError.one(f"{path}.region_dispatch", fact, "write false")
-        if override.written_fields() or override.local_compute_fn or override.region_dispatch is False:
+        if override.region_dispatch is not None:
+            self.dispatched.pop(name, None)
+        if override.region_dispatch:
+            self.dispatched[name] = path
+        if (
+            override.written_fields()
+            or override.local_compute_fn
+            or override.region_dispatch is False
+            or name in self.own
+        ):
             self.own[name] = self._region(path, override, name)
         if override.inner_wrapper is not None:
             inner = f"{name}.{override.inner_target}"
             self.own[inner] = self._inner(path, override, inner)
 
     def _region(self, path: str, override: PlanOverride, name: str) -> ShardingConfig:
-        entry = self.own.get(name) or derived(name, self.plan)
+        entry = self.own.get(name) or plan_of(name, self.plan)
         missing = [field for field in ("params", "in_src", "out_src") if getattr(override, field) is None]
         if entry is None and missing:
             fact = f"{of_all_layers(name)} has no derived boundary, and {', '.join(missing)} is not written"
             raise ConfigError.one(path, fact, "write params, in_src and out_src, {} or [] where there are none")
-        entry = overridden(entry or ShardingConfig(), derived(name, self.plan), override, path)
+        entry = overridden(entry or ShardingConfig(), plan_of(name, self.plan), override, path)
+        raise_faults(_unfit(path, override, entry, name, self.modules[name], self.context.tp))
         if override.local_compute_fn is not None:
             compute = InjectedCompute(
                 factory=override.local_compute_fn, kind="local_compute", path=f"{path}.local_compute_fn"
             )
             return replace(entry, compute=compute, local_map=None if override.region_dispatch else LocalMap())
-        return replace(entry, local_map=LocalMap()) if override.injects and entry.local_map is None else entry
+        if override.region_dispatch is None or (entry.compute is not None and entry.compute.kind == "inner_wrapper"):
+            return entry
+        return replace(entry, local_map=None if override.region_dispatch else entry.local_map or LocalMap())
+
+    def undispatched(self) -> Iterator[Fault]:
+        """Faults of modules that are to be given DTensors, and are inside of what is given local tensors."""
+        for name, path in self.dispatched.items():
+            parts = name.split(".")
+            for outer in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+                entry = self.own.get(outer) or plan_of(outer, self.plan)
+                if entry is not None and entry.local_map is not None:
+                    fact = f"True, but {of_all_layers(outer)} has local tensors in every mode, and so has what is below"
+                    yield Fault(f"{path}.region_dispatch", fact, "write false")
 
     def _inner(self, path: str, override: PlanOverride, name: str) -> ShardingConfig:
-        if name not in self.names:
-            near = ", ".join(near_names(name, self.names)) or "none"
-            raise ConfigError.one(f"{path}.inner_target", f"there is no module {of_all_layers(name)}", f"near: {near}")
-        entry = self.own.get(name) or derived(name, self.plan)
+        entry = self.own.get(name) or plan_of(name, self.plan)
         if entry is None and override.region_dispatch and self.context.tp > 1:
             fact = f"{of_all_layers(name)} has no boundary, by which its arguments become local tensors"
             remedy = "write one in a rule before, with match, params, in_src and out_src, or region_dispatch false"
@@ -201,6 +237,9 @@ class _Merge:
             out_src = (entry.in_dst.get(first, entry.in_src[first]),)
         elif override.inner_out_src is not None:
             out_src = (_placement(override.inner_out_src["tp"], out_src[0] or {} if out_src else {}),)
+        if override.inner_out_src is not None and entry.out_dst is not None and len(entry.out_dst) != 1:
+            fact = f"is one output, but out_dst of {of_all_layers(name)} has {len(entry.out_dst)}"
+            raise ConfigError.one(f"{path}.inner_out_src", fact, "write an out_dst of one, or none, in a rule before")
         compute = InjectedCompute(factory=factory, kind="inner_wrapper", path=f"{path}.inner_wrapper")
         return replace(entry, compute=compute, local_map=LocalMap(), out_src=out_src)
 
@@ -252,6 +291,35 @@ def overridden(entry: ShardingConfig, base: ShardingConfig | None, override: Pla
             fact = "is to be turned into something, but out_src does not say how it lies"
             raise ConfigError.one(f"{path}.out_dst.{i}", fact, "write it there, or none here")
     return merged
+
+
+def _unfit(
+    path: str, override: PlanOverride, entry: ShardingConfig, name: str, module: nn.Module, tp: int
+) -> Iterator[Fault]:
+    """Faults of what `override` writes of `module`, which has other tensors or sizes; `entry` has it already."""
+    where = of_all_layers(name)
+    parameters = [leaf for leaf, _ in module.named_parameters(recurse=False)]
+    arguments = list(inspect.signature(module.forward).parameters)
+    for field in MAPPED:
+        written = getattr(override, field)
+        what, known = ("parameter", parameters) if field == "params" else ("argument of forward", arguments)
+        for key, word in written.items() if isinstance(written, dict) else ():
+            if key not in known:
+                yield Fault(f"{path}.{field}.{key}", f"{where} has no such {what}", did_you_mean(key, known))
+            elif field == "in_dst" and word != "none" and key not in entry.in_src:
+                fact = f"{word}, but in_src does not say how it arrives"
+                yield Fault(f"{path}.{field}.{key}", fact, "write it there, or none here")
+    if override.params is not None and (missing := [leaf for leaf in parameters if leaf not in entry.state_shardings]):
+        fact = f"{', '.join(missing)} of {where} is not in it"
+        yield Fault(f"{path}.params", fact, "write how each parameter lies, replicate or shard(DIM)")
+    sizes = {key: size for key, size in vars(module).items() if type(size) is int}
+    for i, attribute in enumerate(override.tp_divide_attrs or ()):
+        if sizes.get(attribute, 0) < 1:
+            fact = f"{where}.{attribute} is {getattr(module, attribute, 'not there')}, and no count of features"
+            yield Fault(f"{path}.tp_divide_attrs.{i}", fact, did_you_mean(attribute, sizes.keys() - {attribute}))
+        elif sizes[attribute] % tp:
+            fact = f"{where}.{attribute} is {sizes[attribute]}, which tp {tp} does not divide"
+            yield Fault(f"{path}.tp_divide_attrs.{i}", fact, "leave it out, or choose another tp")
 
 
 def _with_grads(entry: ShardingConfig, base: ShardingConfig | None) -> ShardingConfig:

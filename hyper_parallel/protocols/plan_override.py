@@ -28,7 +28,8 @@ class PlanOverride(ConfigNode):
     """
 
     match: str | tuple[str, ...] = ""
-    """Names of modules, such as model.layers.*.input_layernorm; * stands for anything, and each must be found."""
+    """Names of modules, such as model.layers.*.input_layernorm; * stands for anything, and each must be found. Beside
+    inner_target: those that have it."""
     when: When | None = None
     """cp, ep: only in a run with that parallelism. low_precision: only in one that computes in bfloat16. None: in every
     run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,24 @@ class ShardingConfig:
 
 ShardingPlan = dict[str, ShardingConfig]
 """Plans of a module ("") and of those below it, by name; `*` stands for one part of it, such as a layer's number."""
+
+
+def plan_of(name: str, plan: ShardingPlan) -> ShardingConfig | None:
+    """The entry of `plan` for the module `name`: that of its name, else the first that fits. None: it has none."""
+    if name in plan:
+        return plan[name]
+    return next((own for pattern, own in plan.items() if "*" in pattern and _is_named_by(pattern, name)), None)
+
+
+def names_some(pattern: str, names: Collection[str]) -> bool:
+    """Whether `pattern` of a plan is about one of the modules `names`."""
+    return pattern in names or any(_is_named_by(pattern, name) for name in names)
+
+
+def _is_named_by(pattern: str, name: str) -> bool:
+    """Whether `pattern` of a plan, in which * stands for one part, is about the module `name`."""
+    parts, names = pattern.split("."), name.split(".")
+    return len(parts) == len(names) and all(part in ("*", own) for part, own in zip(parts, names, strict=True))
 
 
 class PlacementMismatchError(RunError):

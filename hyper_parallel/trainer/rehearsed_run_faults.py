@@ -23,6 +23,9 @@ def rehearsed_run_faults(config: TrainerConfig, world_size: int) -> Iterator[Fau
     if (started := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > 1:
         fact = f"fake, but {started} processes were started: one stands for all ranks"
         yield Fault("comm.mode", fact, "start it without a launcher, with WORLD_SIZE in the environment")
+    if (rank := int(os.environ.get("RANK", "0"))) > 0:
+        fact = f"fake, but RANK is {rank}: the process that stands for all ranks is rank 0"
+        yield Fault("comm.mode", fact, "leave RANK out of the environment")
     if world_size == 1:
         fact = "fake, but there is one rank, which needs no other"
         yield Fault("comm.mode", fact, "set degrees of parallelism, or WORLD_SIZE in the environment")

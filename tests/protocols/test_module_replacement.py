@@ -124,8 +124,8 @@ REFUSED: dict[str, tuple[list[PlanOverride], str]] = {
         [override("layers.*.frist")],
         r"plan_overrides.0.match: \[HP-REPLACE-001\] 'layers.\*.frist' names no module of the model; near: layers",
     ),
-    "one pattern of several": (
-        [override(("norm", "nrom"))],
+    "one pattern of several, of a rule for another run": (
+        [override(("norm", "nrom"), when="cp")],
         r"plan_overrides.0.match: \[HP-REPLACE-001\] 'nrom' names no module of the model; near: norm",
     ),
     "another class": (

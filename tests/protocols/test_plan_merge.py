@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from torch.distributed.tensor import Partial, Shard
 
 from hyper_parallel.config.errors import ConfigError
@@ -17,7 +19,28 @@ from hyper_parallel.protocols.plan_override import PlanOverride
 from hyper_parallel.protocols.sharding import LocalMap, ShardingConfig, ShardingPlan
 
 TP, CP = MeshAxisName.TP, MeshAxisName.CP
-NAMES = ["", "layers.0.o_proj", "layers.1", "layers.1.o_proj", "head", "router"]
+
+
+class Layer(nn.Module):
+    """With parameters, on meta, and a size."""
+
+    def __init__(self, *parameters: str, num_heads: int = 4) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, 0.5
+        for name in parameters:
+            self.register_parameter(name, nn.Parameter(torch.empty(4, device="meta")))
+
+    def forward(self, x: Any, mask: Any = None) -> Any: ...
+
+
+MODULES = {
+    "": Layer(),
+    "layers.0.o_proj": Layer("weight", "bias"),
+    "layers.1": Layer(),
+    "layers.1.o_proj": Layer("weight", "bias", num_heads=3),
+    "head": Layer("weight"),
+    "router": Layer("weight"),
+}
 PLAN: ShardingPlan = {
     "layers.*.o_proj": ShardingConfig(
         state_shardings={"weight": {TP: Shard(1)}, "bias": {}},
@@ -31,7 +54,7 @@ PLAN: ShardingPlan = {
 
 def merged(*overrides: PlanOverride, **degrees: int) -> dict[str, ShardingConfig]:
     context = ReplacementContext(**{"tp": 2} | degrees)
-    return merged_plan(NAMES, PLAN, overrides, context, {"sdpa_qkv": wrapped})
+    return merged_plan(MODULES, PLAN, overrides, context, {"sdpa_qkv": wrapped})
 
 
 @inner_wrapper
@@ -56,13 +79,14 @@ def test_what_is_not_written_is_inherited() -> None:
 
 
 def test_what_is_written_replaces_the_field_and_the_later_wins() -> None:
-    first = PlanOverride(match="layers.*.o_proj", params={"weight": "replicate"}, out_src=("replicate",))
+    first = PlanOverride(
+        match="layers.*.o_proj", params={"weight": "replicate", "bias": "auto"}, out_src=("replicate",)
+    )
     second = PlanOverride(match="layers.0.*", params={"weight": "auto", "bias": "shard(0)"})
     plan = merged(first, second)
-    assert plan["layers.1.o_proj"].state_shardings == {"weight": {}}
+    assert plan["layers.1.o_proj"].state_shardings == {"weight": {}, "bias": {}}
     assert plan["layers.0.o_proj"].state_shardings == {"weight": {TP: Shard(1)}, "bias": {TP: Shard(0)}}
     assert plan["layers.0.o_proj"].out_src == ({},)
-    assert merged(PlanOverride(match="head", params={}))["head"].state_shardings == {}
     divided = merged(PlanOverride(match="layers.0.*", tp_divide_attrs=("num_heads",)))["layers.0.o_proj"]
     assert (divided.sizes_per_rank, divided.out_src) == (("num_heads",), PLAN["layers.*.o_proj"].out_src)
 
@@ -79,19 +103,22 @@ def test_a_boundary_that_is_not_derived_is_written_as_a_whole() -> None:
 
 
 def test_only_a_run_with_its_axes_is_changed() -> None:
-    rule = PlanOverride(match="head", when="cp", params={})
+    rule = PlanOverride(match="head", when="cp", params={"weight": "shard(0)"})
     assert merged(rule) == PLAN
-    assert merged(rule, cp=2)["head"].state_shardings == {}
-    assert merged(PlanOverride(match="head", params={}), tp=1) == PLAN
+    assert merged(rule, cp=2)["head"].state_shardings == {"weight": {TP: Shard(0)}}
+    assert merged(PlanOverride(match="head", params={"weight": "shard(0)"}), tp=1) == PLAN
 
-    assert merged(PlanOverride(match="head", when="low_precision", params={}), low_precision=False) == PLAN
-    assert merged(PlanOverride(match="head", when="low_precision", params={}), low_precision=True) != PLAN
+    rule = rule.derive(when="low_precision")
+    assert merged(rule, low_precision=False) == PLAN
+    assert merged(rule, low_precision=True) != PLAN
 
 
 def test_auto_is_what_the_plan_derives_and_none_is_left() -> None:
     """Not what an earlier rule wrote, which a field that is not written keeps."""
     name, base = "layers.0.o_proj", PLAN["layers.*.o_proj"]
-    first = PlanOverride(match=name, params={"weight": "shard(0)"}, in_src="none", out_src=("replicate", "shard(1)"))
+    first = PlanOverride(
+        match=name, params={"weight": "shard(0)", "bias": "auto"}, in_src="none", out_src=("replicate", "shard(1)")
+    )
     assert merged(first)[name].in_src == {} and merged(first)[name].out_src == ({}, {TP: Shard(1)})
     again = PlanOverride(match=name, params="auto", in_src={"x": "auto"}, out_src=("auto", "none"))
     plan = merged(first, again)[name]
@@ -127,6 +154,29 @@ def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], fact
     assert str(caught.value).startswith(fact) and "\n" not in str(caught.value)  # once for both layers
 
 
+def test_what_a_module_has_not_is_refused() -> None:
+    fields: dict[str, Any] = {
+        "params": {"weight": "shard(0)", "wieght": "shard(1)"},
+        "in_src": {"xx": "replicate"},
+        "in_dst": {"y": "replicate", "mask": "replicate", "x": "none"},
+        "tp_divide_attrs": ("num_hedas", "num_heads", "dropout"),
+    }
+    with pytest.raises(ConfigError) as caught:
+        merged(PlanOverride(match="layers.*.o_proj", **fields))
+    assert str(caught.value).replace("plan_overrides.0.", "").replace("layers.*.o_proj", "it").splitlines() == [
+        "params.wieght: it has no such parameter; did you mean 'weight'?",
+        "in_src.xx: it has no such argument of forward; did you mean 'x'?",
+        "in_dst.y: it has no such argument of forward; choose one of mask, x",
+        "in_dst.mask: replicate, but in_src does not say how it arrives; write it there, or none here",
+        "params: bias of it is not in it; write how each parameter lies, replicate or shard(DIM)",
+        "tp_divide_attrs.0: it.num_hedas is not there, and no count of features; did you mean 'num_heads'?",
+        "tp_divide_attrs.2: it.dropout is 0.5, and no count of features; choose one of num_heads",
+        "tp_divide_attrs.1: it.num_heads is 3, which tp 2 does not divide; leave it out, or choose another tp",
+    ]
+    with pytest.raises(ConfigError, match=r"^plan_overrides.0.params: weight of head is not in it; write how each"):
+        merged(PlanOverride(match="head", params="none"))
+
+
 def test_gradients_follow_what_is_written() -> None:
     """Those that are derived are of placements that a rule replaces."""
     summand = {TP: Partial()}
@@ -142,7 +192,8 @@ def test_gradients_follow_what_is_written() -> None:
     context = ReplacementContext(tp=2)
 
     def grads(plan: ShardingPlan, **fields: Any) -> tuple[Any, Any]:
-        entry = merged_plan(["layer"], plan, [PlanOverride(match="layer", **fields)], context)["layer"]
+        modules = {"layer": Layer(*fields.get("params", ()))}
+        entry = merged_plan(modules, plan, [PlanOverride(match="layer", **fields)], context)["layer"]
         return entry.in_grads, entry.state_grads
 
     assert grads({"layer": layer}, out_dst=("replicate",)) == (layer.in_grads, layer.state_grads)
@@ -176,9 +227,22 @@ def test_an_inner_module_has_a_boundary_of_its_own() -> None:
     assert plan["layers.1.o_proj"].out_src == ({TP: Shard(2), CP: Shard(1)},)
     assert plan["layers.1.o_proj"].local_map == LocalMap() and "layers.1" not in plan
     assert merged(rule.derive(inner_out_src={"tp": "replicate"}))["layers.1.o_proj"].out_src == ({},)
+    two = PlanOverride(match="layers.1.o_proj", out_src=("partial",) * 2, out_dst=("replicate",) * 2)
+    fact = r"^plan_overrides.1.inner_out_src: is one output, but out_dst of layers.\*.o_proj has 2; write an out_dst"
+    with pytest.raises(ConfigError, match=fact):
+        merged(two, rule.derive(inner_out_src={"tp": "replicate"}))
     outer = PlanOverride(match="layers.1", params={}, in_src={}, out_src=())
     plan = merged(outer, rule.derive(region_dispatch=False))
     assert plan["layers.1"].local_map == LocalMap() and plan["layers.1"].compute is None
+    plan = merged(outer, rule.derive(region_dispatch=False), rule)
+    assert plan["layers.1"].local_map is None and plan["layers.1.o_proj"].local_map == LocalMap()  # the later wins
+    below = PlanOverride(match="layers.1.o_proj", local_compute_fn=Target.of(computed), region_dispatch=True)
+    with pytest.raises(ConfigError) as caught:
+        merged(outer, rule.derive(region_dispatch=False), below)
+    assert str(caught.value) == (
+        "plan_overrides.2.region_dispatch: True, but layers.* has local tensors in every mode, and so has what is "
+        "below; write false"
+    )
     with pytest.raises(
         ConfigError, match=r"inner_wrapper: 'sdpa_hf', which the attention of this model has no use for"
     ):
@@ -186,5 +250,15 @@ def test_an_inner_module_has_a_boundary_of_its_own() -> None:
 
 
 def test_a_module_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"plan_overrides.0.match: 'haed' names no module of the model; near: head"):
-        merged(PlanOverride(match="haed", params={}))
+    """Also of a rule that the run leaves out."""
+    absent = PlanOverride(match="haed", params={})
+    inner = PlanOverride(match="layers.*", inner_target="proj", inner_wrapper="sdpa_qkv", region_dispatch=True)
+    of_cp = PlanOverride(match="head", when="cp", module_type="torch.nn.Linear", replace_module=Target.of(computed))
+    for degrees in ({}, {"tp": 1}):
+        with pytest.raises(ConfigError) as caught:
+            merged(absent, inner.derive(when="cp"), inner.derive(inner_target="o_proj"), **degrees)
+        assert str(caught.value).splitlines() == [
+            "plan_overrides.0.match: 'haed' names no module of the model; near: head",
+            "plan_overrides.1.inner_target: there is no module layers.*.o_proj.proj; near: layers.*.o_proj, layers.*",
+        ]
+    assert merged(absent.derive(when="cp"), of_cp) == PLAN  # what would stand there is left out too

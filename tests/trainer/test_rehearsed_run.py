@@ -91,11 +91,14 @@ def test_what_one_process_cannot_stand_for_is_refused(tmp_path: Path, monkeypatc
     config.debug.check_nan_inf = True
     config.callbacks = (SafetensorsExportCallback.Config(),)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "3")
     none = "comm.mode is fake: numbers that mean nothing"
     told = [str(fault) for fault in config.cross_faults(1)]
     for fault in (
         "comm.mode: fake, but 2 processes were started: one stands for all ranks; start it without a launcher, with "
         "WORLD_SIZE in the environment",
+        "comm.mode: fake, but RANK is 3: the process that stands for all ranks is rank 0; leave RANK out of the "
+        "environment",
         "comm.mode: fake, but there is one rank, which needs no other; set degrees of parallelism, or WORLD_SIZE in "
         "the environment",
         f"checkpoint.enable: True, but {none} are not kept; set False",
@@ -105,6 +108,7 @@ def test_what_one_process_cannot_stand_for_is_refused(tmp_path: Path, monkeypatc
     ):
         assert fault in told
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.delenv("RANK")
     config = rehearsed(tmp_path, pp=2)
     config.checkpoint = CheckpointManager.Config(enable=False, load_from=str(tmp_path))
     told = [str(fault) for fault in config.cross_faults(1)]

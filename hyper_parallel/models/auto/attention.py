@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.models.common.context_parallel.inner_wrapper import arguments_of, attention_of
 from hyper_parallel.protocols.injected_compute import inner_wrapper
 
@@ -16,6 +17,9 @@ NAME = "hyper_parallel"
 
 _WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "output_router_logits"})
 """What models hand on to every attention, and no causal attention without a cache needs."""
+_BY_POSITION = 5
+"""Arguments of `attended` behind `heads` that are given by position."""
+_BY_NAME = frozenset({"documents", "scaling", "dropout"})
 
 
 def register() -> None:
@@ -26,7 +30,13 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, _no_mask)
 
 
-def attention(
+def attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """`attended` by the HeadAttention that a layer's attention has as `heads`."""
+    return attended(module.heads, module, *args, **kwargs)
+
+
+def attended(
+    heads: Callable[..., torch.Tensor],
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -41,7 +51,8 @@ def attention(
     """Causal attention of each document on itself, as transformers calls it.
 
     Args:
-        module: the layer's attention, with our HeadAttention as `heads`.
+        heads: called as HeadAttention is.
+        module: the layer's attention.
         query: [B, H, T, D].
         key, value: [B, K, T, D], with K dividing H.
         attention_mask: None, as `register` has it.
@@ -65,23 +76,33 @@ def attention(
     size = query.shape[-1]
     if scaling is not None and scaling != size**-0.5:
         query = query * (scaling * size**0.5)
-    return module.heads(*(x.transpose(1, 2) for x in (query, key, value)), None, documents), None
+    return heads(*(x.transpose(1, 2) for x in (query, key, value)), None, documents), None
 
 
 @inner_wrapper
 def sdpa_hf(
     target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any
 ) -> Callable[..., tuple[torch.Tensor, None]]:
-    """`attention` in the place of a module that is called in the same way, over the tokens of all ranks of cp.
+    """`attended` in the place of a module that is called in the same way, over the tokens of all ranks of cp.
+
+    Args:
+        target_module: its forward takes module, query, key, value and attention_mask first, under any names.
 
     Raises:
-        ConfigError: its forward takes no `documents`.
+        ConfigError: its forward takes others, or no `documents`.
     """
     names = arguments_of(target_module)
-    target_module.heads = attention_of(target_module, cp_mesh)
+    if len(names) < _BY_POSITION or not _BY_NAME.isdisjoint(names[:_BY_POSITION]):
+        fact = (
+            f"forward of {type(target_module).__name__} takes {', '.join(names)}, and sdpa_hf stands for one that is "
+        )
+        fact += "called with module, query, key, value, attention_mask"
+        raise ConfigError.one("plan_overrides", fact, "name another inner_target, or write sdpa_qkv")
+    attend = attention_of(target_module, cp_mesh)
 
     def compute(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
-        return attention(**{**dict(zip(names, args, strict=False)), **kwargs, "module": target_module})
+        by_name = dict(zip(names[_BY_POSITION:], args[_BY_POSITION:], strict=True))
+        return attended(attend, *args[:_BY_POSITION], **by_name, **kwargs)
 
     return compute
 

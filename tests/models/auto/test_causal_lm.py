@@ -13,13 +13,16 @@ import transformers
 from hyper_parallel.components.loss import ChunkedCELoss
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
+from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.distributed_setup import DistributedSetup
 from hyper_parallel.distributed.hf_weights import HFWeightsError, save_hf_weights
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.models.auto import HyperAutoModelForCausalLM
 from hyper_parallel.models.auto.state_dict_adapter import AutoStateDictAdapter
 from hyper_parallel.protocols.initializer import Constant, Normal
+from hyper_parallel.protocols.plan_override import PlanOverride
 from tests.models.auto.folders import FAMILIES, balance, save, tiny_model
+from tests.models.auto.override_parts import chunked
 
 FLOAT64 = TrainingConfig(dtype="float64")
 
@@ -179,6 +182,25 @@ def test_sizes_that_contradict_each_other_are_refused() -> None:
         "parallelism asks for ParallelDims(dp_replicate=1, dp_shard=2, cp=1, tp=1, pp=1, ep=1); make parallel_dims by "
         "ParallelDims.from_config(parallelism, world_size)"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"local_compute_fn": Target.of(chunked)}, "region_dispatch: is missing beside what is injected"),
+        ({"when": "tp", "params": {}}, "when: expected one of cp, ep, low_precision or None, got text 'tp'"),
+        ({"out_src": ("partail",)}, "out_src.0: 'partail' is no placement"),
+        ({"out_src": "partial"}, "out_src: expected"),
+        ({"in_src": "replicate"}, "in_src: expected"),
+        ({"local_compute_fn": chunked, "region_dispatch": False}, "local_compute_fn: expected"),
+        ({"local_compute_fn": Target.of(tiny_model), "region_dispatch": False}, "local_compute_fn.family: "),
+    ],
+)
+def test_overrides_that_are_wrong_are_refused(fields: dict[str, Any], fault: str) -> None:
+    good, wrong = (PlanOverride(match="model.layers.*.mlp", **each) for each in ({"params": {}}, fields))
+    with pytest.raises(ConfigError) as caught:
+        DistributedSetup(plan_overrides=(good, wrong))
+    assert str(caught.value).startswith(f"plan_overrides.1.{fault}") and "\n" not in str(caught.value)
 
 
 def test_changes_that_the_model_has_not_and_names_that_are_no_folder_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,13 @@ from hyper_parallel.distributed.construction import construct_on_meta
 from hyper_parallel.distributed.distributed_setup import DistributedSetup
 from hyper_parallel.distributed.parallel_dims import ParallelDims
 from hyper_parallel.models.auto import HyperAutoModelForCausalLM
+from hyper_parallel.models.auto.attention import sdpa_hf
 from hyper_parallel.models.auto.causal_lm import AutoCausalLM
+from hyper_parallel.models.common.attention import HeadAttention
 from hyper_parallel.models.common.context_parallel.inner_wrapper import sdpa_qkv
 from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError
 from hyper_parallel.models.qwen3_moe.adapter import replacements
+from hyper_parallel.protocols.injected_compute import InjectedCompute
 from hyper_parallel.protocols.plan_override import PlanOverride
 from hyper_parallel.protocols.sharding import PlacementMismatchError
 from tests.distributed_world import run_world
@@ -247,6 +251,33 @@ def test_an_attention_that_would_see_the_tokens_of_one_rank_is_refused() -> None
     model = overridden([CORED], tp=2)  # each rank has whole rows
     assert "model.layers.0.self_attn.heads" not in model.config.sharding
     model.check_plan()
+
+
+class Renamed(torch.nn.Module):
+    """With names of its own, and a module where ours would stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = torch.nn.Identity()
+
+    def forward(self, mod: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **kwargs: Any) -> Any: ...
+
+
+def test_sdpa_hf_goes_by_position() -> None:
+    dims: Any = SimpleNamespace(meshes=[None], tp_mesh=None, cp_mesh=None, ep_mesh=None)
+    wrapper = InjectedCompute(factory=Target.of(sdpa_hf), kind="inner_wrapper", path="plan_overrides.1.inner_wrapper")
+    q, k, v = torch.randn(3, 1, 2, 4, 8, dtype=torch.float64)
+    out, _ = wrapper.forward_of(Renamed(), "core", dims)(None, q, k, v, None, scaling=0.3, documents=None)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3).transpose(1, 2)
+    torch.testing.assert_close(out, expected)
+    for module, fact in (
+        (HeadAttention.Config().build(), "HeadAttention takes q_BTHD, k_BTKD, v_BTKD, rope, documents, and sdpa_hf"),
+        (torch.nn.Linear(1, 1), "Linear takes no documents, which say what sees what; take documents, and hand on"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            wrapper.forward_of(module, "core", dims)
+        told = f"plan_overrides.1.inner_wrapper: [HP-REPLACE-002] core: forward of {fact}"
+        assert str(caught.value).startswith(told)
 
 
 def test_only_what_is_new_stands_in_for_the_attention_of_all_ranks() -> None:

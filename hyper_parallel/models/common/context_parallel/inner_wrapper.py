@@ -14,6 +14,7 @@ from hyper_parallel.models.common.attention import HeadAttention
 from hyper_parallel.models.common.context_parallel.boundaries import spread_head_attention
 from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError, SpreadAttention
 from hyper_parallel.protocols.injected_compute import inner_wrapper, named_arguments
+from hyper_parallel.protocols.override_factories import takes_any
 
 
 @inner_wrapper
@@ -43,14 +44,11 @@ def arguments_of(target_module: Any) -> list[str]:
     """Those of its forward.
 
     Raises:
-        ConfigError: HP-REPLACE-002, `documents` is not among them.
+        ConfigError: `documents` is not among them.
     """
     signature = inspect.signature(target_module.forward)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if "documents" not in signature.parameters and not takes_any:
-        fact = (
-            f"[HP-REPLACE-002] forward of {type(target_module).__name__} takes no documents, which say what sees what"
-        )
+    if "documents" not in signature.parameters and not takes_any(signature):
+        fact = f"forward of {type(target_module).__name__} takes no documents, which say what sees what"
         remedy = "take documents, and hand on what the model gives its attention"
         raise ConfigError.one("plan_overrides", fact, remedy)
     return list(named_arguments(signature))
