@@ -15,7 +15,12 @@ from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
-from hyper_parallel.protocols.module_replacement import ReplacementContext, of_all_layers, replace_modules
+from hyper_parallel.protocols.module_replacement import (
+    ReplacementContext,
+    of_all_layers,
+    replace_modules,
+    replacing_path,
+)
 from hyper_parallel.protocols.plan_merge import merged_plan, without_modules
 from hyper_parallel.protocols.sharding import ShardingPlan, plan_of
 
@@ -123,8 +128,8 @@ class BaseModel(Module):
         now = dict(self.named_modules())
         assert isinstance(self.config, Module.Config)
         plan = merged_plan(now, self.config.sharding, overrides, context, self.inner_wrappers)
-        raise_faults(dict.fromkeys(_idle_forwards(before, now, plan, context, self.output_matrix)))
-        self.config.sharding = without_modules(plan, before, now, context)
+        raise_faults(dict.fromkeys(_idle_forwards(before, now, plan, overrides, context, self.output_matrix)))
+        self.config.sharding = without_modules(plan, before, now, overrides, context)
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
@@ -151,6 +156,7 @@ def _idle_forwards(
     before: Mapping[str, nn.Module],
     now: Mapping[str, nn.Module],
     plan: ShardingPlan,
+    overrides: Sequence[PlanOverride],
     context: ReplacementContext,
     output_matrix: str,
 ) -> Iterator[Fault]:
@@ -165,11 +171,12 @@ def _idle_forwards(
         spread = None if entry is None else entry.local_map
         if name == output_matrix:
             fact = f"[HP-REPLACE-002] {name} is replaced, but a loss reads its weight and does not call it"
-            yield Fault("plan_overrides", fact, "leave it as it is, and write a loss")
+            yield Fault(replacing_path(name, overrides, context), fact, "leave it as it is, and write a loss")
         elif spread is not None and spread.forward is not None and getattr(context, spread.axis) > 1:
             assert entry is not None
             if entry.spreads_experts:  # their own forward runs behind the exchange of tokens
                 continue
             function = getattr(spread.forward, "func", spread.forward).__name__
             fact = f"[HP-REPLACE-002] {of_all_layers(name)} is replaced, but {spread.axis} computes it by {function}"
-            yield Fault("plan_overrides", f"{fact}, so its forward would not run", "write a local_compute_fn for it")
+            path = replacing_path(name, overrides, context)
+            yield Fault(path, f"{fact}, so its forward would not run", "write a local_compute_fn for it")

@@ -97,6 +97,18 @@ def replace_modules(
     return replaced
 
 
+def replacing_path(name: str, overrides: Sequence[PlanOverride], context: ReplacementContext) -> str:
+    """That of the replace_module by which the module `name`, or one that it is in, is replaced."""
+    parts = name.split(".")
+    outer = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return next(
+        f"plan_overrides.{i}.replace_module"
+        for i, override in enumerate(overrides)
+        if override.replace_module is not None and context.has(override.when)
+        if any(fnmatchcase(each, pattern) for each in outer for pattern in override.patterns())
+    )
+
+
 def _chosen(
     model: nn.Module, overrides: Sequence[PlanOverride], context: ReplacementContext
 ) -> Iterator[tuple[str, tuple[str, PlanOverride]]]:

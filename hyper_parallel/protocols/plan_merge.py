@@ -17,7 +17,7 @@ from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise
 from hyper_parallel.config.target import Target
 from hyper_parallel.protocols.injected_compute import InjectedCompute
 from hyper_parallel.protocols.mesh import MeshAxisName
-from hyper_parallel.protocols.module_replacement import ReplacementContext, near_names, of_all_layers
+from hyper_parallel.protocols.module_replacement import ReplacementContext, near_names, of_all_layers, replacing_path
 from hyper_parallel.protocols.sharding import (
     LocalMap,
     NamedPlacement,
@@ -87,7 +87,11 @@ def merged_plan(
 
 
 def without_modules(
-    plan: ShardingPlan, before: Collection[str], names: Collection[str], context: ReplacementContext
+    plan: ShardingPlan,
+    before: Collection[str],
+    names: Collection[str],
+    overrides: Sequence[PlanOverride],
+    context: ReplacementContext,
 ) -> ShardingPlan:
     """`plan` without the entries of modules that replacements have not kept.
 
@@ -114,7 +118,7 @@ def without_modules(
         leaf = name.rpartition(".")[2]
         fact = f"{of_all_layers(region)} is replaced without its {leaf}, which sees all ranks of {spread.axis}"
         remedy = f"keep {leaf} and call it, or write an inner_target or a local_compute_fn"
-        faults.append(Fault("plan_overrides", f"[HP-REPLACE-002] {fact}", remedy))
+        faults.append(Fault(replacing_path(name, overrides, context), f"[HP-REPLACE-002] {fact}", remedy))
     raise_faults(dict.fromkeys(faults))
     return {
         pattern: entry for pattern, entry in plan.items() if names_some(pattern, names) or not names_some(pattern, gone)

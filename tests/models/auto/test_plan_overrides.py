@@ -282,7 +282,9 @@ def test_sdpa_hf_goes_by_position() -> None:
 
 def test_only_what_is_new_stands_in_for_the_attention_of_all_ranks() -> None:
     norm = computed(f"{ATTENTION}.q_norm", parts.chunked)
-    with pytest.raises(ConfigError, match=r"self_attn is replaced without its heads, which sees all ranks of cp"):
+    with pytest.raises(
+        ConfigError, match=r"plan_overrides.0.replace_module: .* replaced without its heads, which sees all ranks of cp"
+    ):
         overridden([CORED, norm], cp=2)
     assert overridden([CORED, norm, inner("sdpa_qkv")], cp=2).replaced_modules
 
@@ -302,7 +304,7 @@ def test_only_what_is_new_stands_in_for_the_attention_of_all_ranks() -> None:
 )
 def test_a_replacement_whose_forward_would_not_run(match: str, kind: str, degrees: dict[str, int], fact: str) -> None:
     rule = PlanOverride(match=match, module_type=kind, replace_module=Target.of(parts.renamed))
-    with pytest.raises(ConfigError, match=rf"plan_overrides: \[HP-REPLACE-002\] {fact}"):
+    with pytest.raises(ConfigError, match=rf"plan_overrides.0.replace_module: \[HP-REPLACE-002\] {fact}"):
         overridden([rule], **degrees)
     if not match.startswith("lm"):
         other = CP if degrees is TP else TP
