@@ -99,8 +99,7 @@ def replace_modules(
 
 def replacing_path(name: str, overrides: Sequence[PlanOverride], context: ReplacementContext) -> str:
     """That of the replace_module by which the module `name`, or one that it is in, is replaced."""
-    parts = name.split(".")
-    outer = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    outer = with_outer(name)
     return next(
         f"plan_overrides.{i}.replace_module"
         for i, override in enumerate(overrides)
@@ -197,6 +196,12 @@ def _arguments(signature: inspect.Signature) -> list[str]:
 def near_names(pattern: str, names: Iterable[str]) -> list[str]:
     """Names that the pattern may have been meant for, layers alike told once."""
     return get_close_matches(pattern, dict.fromkeys(map(of_all_layers, names)), n=3, cutoff=0.4)
+
+
+def with_outer(name: str) -> list[str]:
+    """Names of the modules that the module `name` is in, the outermost first, and its own."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def of_all_layers(name: str) -> str:

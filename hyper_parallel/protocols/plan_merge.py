@@ -17,7 +17,13 @@ from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise
 from hyper_parallel.config.target import Target
 from hyper_parallel.protocols.injected_compute import InjectedCompute
 from hyper_parallel.protocols.mesh import MeshAxisName
-from hyper_parallel.protocols.module_replacement import ReplacementContext, near_names, of_all_layers, replacing_path
+from hyper_parallel.protocols.module_replacement import (
+    ReplacementContext,
+    near_names,
+    of_all_layers,
+    replacing_path,
+    with_outer,
+)
 from hyper_parallel.protocols.sharding import (
     LocalMap,
     NamedPlacement,
@@ -210,8 +216,7 @@ class _Merge:
     def undispatched(self) -> Iterator[Fault]:
         """Faults of modules that are to be given DTensors, and are inside of what is given local tensors."""
         for name, path in self.dispatched.items():
-            parts = name.split(".")
-            for outer in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+            for outer in with_outer(name):
                 entry = self.own.get(outer) or plan_of(outer, self.plan)
                 if entry is not None and entry.local_map is not None:
                     fact = f"True, but {of_all_layers(outer)} has local tensors in every mode, and so has what is below"
