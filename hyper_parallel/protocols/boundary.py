@@ -12,6 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from hyper_parallel.config.errors import RunError
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.redistribute import Move, redistribute
 from hyper_parallel.protocols.sharding import NamedPlacement, Placement, PlacementMismatchError, ShardingConfig
@@ -64,8 +65,9 @@ def bind_boundary(
         return
     ins, outs = moves(plan, axis)
     ins = {argument: move for argument, move in ins.items() if not move.moves_nothing}
-    if ins or not all(move.moves_nothing for move in outs):
-        forward = _moving(forward, ins, outs, mesh)
+    # More than one output is looked at in any case: the forward may give fewer.
+    if ins or len(outs) > 1 or not all(move.moves_nothing for move in outs):
+        forward = _moving(forward, name, plan, ins, outs, mesh)
     if forward != module.forward:
         module.forward = forward
 
@@ -156,7 +158,14 @@ def _local_forward(module: nn.Module, plan: ShardingConfig, axis: MeshAxisName, 
     return forward
 
 
-def _moving(forward: Callable[..., Any], ins: dict[str, Move], outs: list[Move], mesh: DeviceMesh) -> Any:
+def _moving(
+    forward: Callable[..., Any],
+    name: str,
+    plan: ShardingConfig,
+    ins: dict[str, Move],
+    outs: list[Move],
+    mesh: DeviceMesh,
+) -> Any:
     """Production: local tensors everywhere, the declared collectives at the boundary and nothing else."""
     group = mesh.get_group()
     positions = _positions(forward)
@@ -166,10 +175,11 @@ def _moving(forward: Callable[..., Any], ins: dict[str, Move], outs: list[Move],
         def move_in(tensor: torch.Tensor, argument: str) -> torch.Tensor:
             return redistribute(tensor, ins[argument], group)
 
+        def move_out(tensor: torch.Tensor, i: int) -> torch.Tensor:
+            return redistribute(tensor, outs[i], group)
+
         args, kwargs = _changed(args, kwargs, positions, ins, move_in)
-        return _changed_outputs(
-            forward(*args, **kwargs), len(outs), lambda tensor, i: redistribute(tensor, outs[i], group)
-        )
+        return _changed_outputs(forward(*args, **kwargs), name, plan, move_out)
 
     return bounded
 
@@ -215,7 +225,7 @@ def _validating(
     @functools.wraps(forward)  # the next axis asks for its arguments' names
     def bounded(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _changed(args, kwargs, positions, plan.in_src, move_in)
-        return _changed_outputs(forward(*args, **kwargs), len(plan.out_src), move_out)
+        return _changed_outputs(forward(*args, **kwargs), name, plan, move_out)
 
     return bounded
 
@@ -245,12 +255,21 @@ def _changed(
     return tuple(changed), kwargs
 
 
-def _changed_outputs(output: Any, count: int, change: Callable[[torch.Tensor, int], torch.Tensor]) -> Any:
-    """The output of a call with its first `count` tensors changed."""
-    if isinstance(output, torch.Tensor):
-        return change(output, 0) if count else output
+def _changed_outputs(
+    output: Any, name: str, plan: ShardingConfig, change: Callable[[torch.Tensor, int], torch.Tensor]
+) -> Any:
+    """The output of a call with its first tensors changed, as many as `out_src` of the module's plan names.
+
+    Raises:
+        RunError: `out_src` says how tensors lie that the module does not give.
+    """
     leaves, structure = tree_flatten(output)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for i, place in zip(range(count), places, strict=False):
+    if surplus := [i for i, placement in enumerate(plan.out_src) if placement is not None and i >= len(places)]:
+        raise RunError(
+            f"plan of module {name!r}: out_src says how output {surplus[0]} lies, but forward gives {len(places)} "
+            f"tensor(s); leave out what it has not"
+        )
+    for i, place in zip(range(len(plan.out_src)), places, strict=False):
         leaves[place] = change(leaves[place], i)
     return tree_unflatten(leaves, structure)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from hyper_parallel.components.loss import ChunkedCELoss
-from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.errors import ConfigError, RunError
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.config.target import Target
 from hyper_parallel.distributed.construction import construct_on_meta
@@ -150,7 +150,7 @@ def numbers(model: Any, dims: ParallelDims, documents: list[int] | None) -> Numb
     return loss.item(), {name: p.grad.full_tensor() for name, p in model.named_parameters()}
 
 
-def run_cases(folders: dict[str, str], root: str) -> tuple[dict[str, Numbers], str]:
+def run_cases(folders: dict[str, str], root: str) -> tuple[dict[str, Numbers], list[str]]:
     sys.path.insert(0, root)
     from documented import gathered_experts
 
@@ -165,12 +165,19 @@ def run_cases(folders: dict[str, str], root: str) -> tuple[dict[str, Numbers], s
     wrong = built(folders["qwen3"], parallelism, [*rules, last.derive(inner_out_src={"tp": "replicate"})])
     with pytest.raises(PlacementMismatchError) as caught:
         numbers(*wrong, None)
-    return found, str(caught.value)
+    told = [str(caught.value)]
+    surplus = PlanOverride(match=MLP, out_src=("auto", "replicate"), out_dst=("auto", "none"))
+    for mode in ("production", "validate"):
+        parallelism = ParallelismConfig(**TP, dp_shard=1, mode=mode)
+        with pytest.raises(RunError) as refused:
+            numbers(*built(folders["qwen3"], parallelism, [surplus]), None)
+        told.append(str(refused.value))
+    return found, told
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Numbers], str]:
-    """By case, and by family with and without documents; and what is told of a wrong boundary."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Numbers], list[str]]:
+    """By case, and by family with and without documents; and what is told of wrong boundaries."""
     root = tmp_path_factory.mktemp("cases")
     models = {family: tiny_model(family, **(MOE if family == "qwen3_moe" else {})) for family in ("qwen3", "qwen3_moe")}
     (snippet,) = (text for text in snippets(EXTENDING) if "@local_compute" in text)
@@ -221,7 +228,12 @@ def test_a_wrong_one_is_seen(found: Any, name: str) -> None:
 
 
 def test_a_wrong_boundary_is_told(found: Any) -> None:
-    assert "'model.layers.0.self_attn.o_proj': argument input is declared Shard(dim=2) on mesh axis 'tp'" in found[1]
+    assert "'model.layers.0.self_attn.o_proj': argument input is declared Shard(dim=2) on mesh axis 'tp'" in found[1][0]
+
+
+def test_an_output_that_a_module_has_not_is_told_in_both_modes(found: Any) -> None:
+    fact = "plan of module 'model.layers.0.mlp': out_src says how output 1 lies, but forward gives 1 tensor(s); leave"
+    assert [told.startswith(fact) for told in found[1][1:]] == [True, True]
 
 
 def overridden(
