@@ -15,12 +15,8 @@ from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.module import Module, _owned_parameters
-from hyper_parallel.protocols.module_replacement import (
-    ReplacementContext,
-    of_all_layers,
-    replace_modules,
-    replacing_path,
-)
+from hyper_parallel.protocols.module_names import of_all_layers
+from hyper_parallel.protocols.module_replacement import ReplacementContext, replace_modules, replacing_path
 from hyper_parallel.protocols.plan_merge import merged_plan, without_modules
 from hyper_parallel.protocols.sharding import ShardingPlan, plan_of
 

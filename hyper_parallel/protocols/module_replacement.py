@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.target import Target
+from hyper_parallel.protocols.module_names import matching, with_outer
 from hyper_parallel.protocols.override_factories import FactoryT, marked, takes_any
 
 if TYPE_CHECKING:
@@ -125,10 +125,8 @@ def _chosen(
             logger.info("%s is left out: the run is without %s", path, override.when)
         kind = override.replaced_type()
         for pattern in override.patterns():
-            names = [name for name in modules if fnmatchcase(name, pattern)]
-            if not names:
-                near = ", ".join(near_names(pattern, modules)) or "none"
-                faults.append(_fault(f"{path}.match", 1, f"{pattern!r} names no module of the model", f"near: {near}"))
+            names, absent = matching(pattern, modules, f"{path}.match")
+            faults += absent
             for name in () if is_left_out else names:
                 module = modules[name]
                 if not (type(module) is kind if override.exact_type else isinstance(module, kind)):
@@ -191,22 +189,6 @@ def _differences(old: nn.Module, new: Any) -> Iterator[tuple[str, str]]:
 
 def _arguments(signature: inspect.Signature) -> list[str]:
     return [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-
-
-def near_names(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names that the pattern may have been meant for, layers alike told once."""
-    return get_close_matches(pattern, dict.fromkeys(map(of_all_layers, names)), n=3, cutoff=0.4)
-
-
-def with_outer(name: str) -> list[str]:
-    """Names of the modules that the module `name` is in, the outermost first, and its own."""
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
-def of_all_layers(name: str) -> str:
-    """`name` of a module, with * for its numbers."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _fault(path: str, number: int, fact: str, remedy: str) -> Fault:

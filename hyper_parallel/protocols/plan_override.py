@@ -13,8 +13,8 @@ from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean
 from hyper_parallel.config.imports import import_object
 from hyper_parallel.config.target import Target
 from hyper_parallel.protocols.module_replacement import When
+from hyper_parallel.protocols.overridden_boundary import LISTED, MAPPED, PLACEMENTS, WORDS
 from hyper_parallel.protocols.override_factories import ARGUMENTS, Kind, factory_fault
-from hyper_parallel.protocols.plan_merge import LISTED, MAPPED, PLACEMENTS, WORDS
 
 WRAPPERS = ("sdpa_qkv", "sdpa_hf")
 """What inner_wrapper may name without a factory."""

@@ -258,7 +258,7 @@ def test_a_module_that_is_not_there() -> None:
         with pytest.raises(ConfigError) as caught:
             merged(absent, inner.derive(when="cp"), inner.derive(inner_target="o_proj"), **degrees)
         assert str(caught.value).splitlines() == [
-            "plan_overrides.0.match: 'haed' names no module of the model; near: head",
+            "plan_overrides.0.match: [HP-REPLACE-001] 'haed' names no module of the model; near: head",
             "plan_overrides.1.inner_target: there is no module layers.*.o_proj.proj; near: layers.*.o_proj, layers.*",
         ]
     assert merged(absent.derive(when="cp"), of_cp) == PLAN  # what would stand there is left out too

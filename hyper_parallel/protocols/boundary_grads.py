@@ -1,0 +1,54 @@
+"""How gradients lie over axis tp at a boundary that an override has rewritten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from hyper_parallel.protocols.mesh import MeshAxisName
+from hyper_parallel.protocols.sharding import NamedPlacement, ShardingConfig
+
+
+def with_grads(entry: ShardingConfig, base: ShardingConfig | None) -> ShardingConfig:
+    """`entry` with the gradients that fit what is written over axis tp: `base` derives those of its own placements.
+
+    Of a tensor that is whole on each rank a rank has a summand of the gradient, where it makes a part of the output.
+    """
+    from torch.distributed.tensor import Partial
+
+    summand: NamedPlacement = {MeshAxisName.TP: Partial()}
+    made, derived_made = _made(entry), None if base is None else _made(base)
+    if base is not None and made in (None, derived_made):
+        in_grads = {name: grad for name, grad in base.in_grads.items() if _given(entry, name) == _given(base, name)}
+        kept = {
+            name for name, placement in entry.state_shardings.items() if base.state_shardings.get(name) == placement
+        }
+    else:
+        # Layers within another, which sums for them, give parts of features: they are the ones without a derived part.
+        sums = made == "summands" or (made == "parts" and base is not None)
+        in_grads = {
+            name: summand for name in entry.in_src if sums and MeshAxisName.TP not in (_given(entry, name) or {})
+        }
+        kept = set()
+    state_grads = {
+        name: summand
+        for name, placement in entry.state_shardings.items()
+        if name not in kept and made not in (None, "wholes") and MeshAxisName.TP not in placement
+    }
+    if base is not None:
+        state_grads |= {name: grad for name, grad in base.state_grads.items() if name in kept}
+    return replace(entry, in_grads=in_grads, state_grads=state_grads)
+
+
+def _made(entry: ShardingConfig) -> Literal["summands", "parts", "wholes", None]:
+    """What each rank of axis tp makes of the outputs. None: the plan does not say."""
+    said = [out for out in entry.out_src if out is not None]
+    divided = [out[MeshAxisName.TP] for out in said if MeshAxisName.TP in out]
+    if divided:
+        return "summands" if any(placement.is_partial() for placement in divided) else "parts"
+    return "wholes" if said else None
+
+
+def _given(entry: ShardingConfig, argument: str) -> NamedPlacement | None:
+    """How forward is given it. None: as it comes."""
+    return entry.in_dst.get(argument, entry.in_src.get(argument))
