@@ -141,11 +141,11 @@ class BaseModel(Module):
         They depend on (seed, parameter name, position in the whole tensor) alone.
         """
         for name, owner, leaf in _owned_parameters(self):
-            assert isinstance(owner, Module), f"{name}: verify_module_protocol() was not called"
             # Not through the attribute, which may be a part of it.
             parameter = owner._parameters[leaf]
             assert parameter is not None
-            initialize_(parameter, owner.param_init[leaf], seed=seed, name=name)
+            declared: Any = owner  # a Module, or one of the user's that stands in the place of one
+            initialize_(parameter, declared.param_init[leaf], seed=seed, name=name)
 
 
 def _idle_forwards(

@@ -61,7 +61,7 @@ class Module(PlannedModule, Configurable):
         offenders = [
             f"{name} (of {type(owner).__name__})"
             for name, owner, leaf in _owned_parameters(self)
-            if not isinstance(owner, Module) or leaf not in owner.param_init or leaf not in owner.parameter_roles
+            if leaf not in getattr(owner, "param_init", ()) or leaf not in getattr(owner, "parameter_roles", ())
         ]
         if offenders:
             raise TypeError(
@@ -163,6 +163,17 @@ def _parallelize_matrices(
                     setattr(module, size, getattr(module, size) // tp_mesh.size())
         if tp_mesh is not None:
             bind_boundary(module, name, own, MeshAxisName.TP, tp_mesh, "production" if is_below_local else mode)
+
+
+def hand_on_declarations(old: nn.Module, new: nn.Module) -> None:
+    """Has `new`, which holds the parameters of `old` and need not be a Module, say of them what `old` says."""
+    declared = {id(owner._parameters[leaf]): (owner, leaf) for _, owner, leaf in _owned_parameters(old)}
+    for _, owner, leaf in _owned_parameters(new):
+        before, name = declared[id(owner._parameters[leaf])]
+        for what in ("param_init", "parameter_roles"):
+            said = getattr(before, what, {})
+            if name in said and leaf not in (saying := getattr(owner, what, {})):
+                setattr(owner, what, {**saying, leaf: said[name]})
 
 
 def canonical_name(name: str) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 
 from hyper_parallel.config.errors import Fault, raise_faults
 from hyper_parallel.config.target import Target
+from hyper_parallel.protocols.module import hand_on_declarations
 from hyper_parallel.protocols.module_names import matching, with_outer
 from hyper_parallel.protocols.override_factories import FactoryT, marked, takes_any
 
@@ -83,6 +84,8 @@ def replace_modules(
         )
         made[id(old)] = new
     raise_faults(faults)
+    for name in chosen:
+        hand_on_declarations(model.get_submodule(name), made[id(model.get_submodule(name))])
     replaced = {}
     for name in chosen:
         parent, _, leaf = name.rpartition(".")

@@ -10,7 +10,7 @@ from torch import nn
 from hyper_parallel.models.auto.conv1d import conv1d
 from hyper_parallel.models.auto.layout import is_attention, is_conv1d, is_stacked_experts
 from hyper_parallel.models.common.attention import HeadAttention
-from hyper_parallel.models.common.moe import Experts
+from hyper_parallel.models.common.replaced_modules import run_experts_eagerly
 
 
 def adapt_modules(model: nn.Module) -> None:
@@ -31,12 +31,6 @@ def adapt_modules(model: nn.Module) -> None:
             run_experts_eagerly(module)
         elif is_attention(module):
             module.heads = HeadAttention.Config().build()
-
-
-def run_experts_eagerly(module: Any) -> None:
-    """Keeps what stacked experts compute of tokens from other ranks outside of compiled graphs, as ours do."""
-    module.eager_methods = Experts.eager_methods
-    module.run_eagerly = MethodType(Experts.run_eagerly, module)
 
 
 def _unflatten(module: nn.Module, name: str, dim: int, sizes: tuple[int, int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -15,18 +15,18 @@ from hyper_parallel.config.configurable import setting
 from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.models.auto import attention, experts
-from hyper_parallel.models.auto.adapted_modules import adapt_modules, run_experts_eagerly
+from hyper_parallel.models.auto.adapted_modules import adapt_modules
 from hyper_parallel.models.auto.initializers import recorded_initializers
-from hyper_parallel.models.auto.layout import is_stacked_experts, layout_faults, layout_of
+from hyper_parallel.models.auto.layout import layout_faults, layout_of
 from hyper_parallel.models.auto.routing import TokensByRow
 from hyper_parallel.models.auto.sharding import sharding_faults, sharding_plan
-from hyper_parallel.models.common.attention import HeadAttention, fullgraph_faults
+from hyper_parallel.models.common.attention import fullgraph_faults
 from hyper_parallel.models.common.context_parallel.inner_wrapper import sdpa_qkv
-from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError
 from hyper_parallel.models.common.decoder import Output
 from hyper_parallel.models.common.documents import WholeRows
 from hyper_parallel.models.common.embedding import TiedHead, WholeVocabulary
 from hyper_parallel.models.common.moe import LoadBalancing, RouterStats, summed
+from hyper_parallel.models.common.replaced_modules import calls_of, fit_experts, kept_heads
 from hyper_parallel.protocols.initializer import initialize_
 from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
 from hyper_parallel.protocols.module import canonical_name
@@ -171,7 +171,6 @@ class AutoCausalLM(BaseModel):
         self.loss_output = Output.Config().build()
         self._stats: dict[int, RouterStats] = {}
         self._kept_heads: set[str] = set()  # of attentions of the user's, which may call them or not
-        self._called_heads: set[str] = set()
         for layer, name in enumerate(layout.routers):
             router = self.get_submodule(name)
             router.parameter_roles = {"weight": "router"}
@@ -181,40 +180,8 @@ class AutoCausalLM(BaseModel):
         self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig, training: TrainingConfig
     ) -> None:
         super().apply_overrides(overrides, parallelism, training)
-        for module in self.modules():  # a replaced module may hold experts of its own
-            if is_stacked_experts(module):
-                run_experts_eagerly(module)
-        if parallelism.cp > 1:
-            self._note_kept_heads()
-
-    def _note_kept_heads(self) -> None:
-        """From now on forward checks that attentions of the user's call the heads that they have kept, where nothing
-        that is injected may do without: only there a rank sees the tokens of others."""
-        plan = self.config.sharding
-        injected = {name: entry.compute.kind for name, entry in plan.items() if entry.compute is not None}
-
-        def does_without(heads: str) -> bool:
-            attention = heads.rpartition(".")[0]
-            return any(
-                heads.startswith(f"{name}.") or (kind == "inner_wrapper" and name.startswith(f"{attention}."))
-                for name, kind in injected.items()
-            )
-
-        for region in self.replaced_modules:
-            for inner, module in self.get_submodule(region).named_modules():
-                name = f"{region}.{inner}"
-                if isinstance(module, HeadAttention) and not (name in injected or does_without(name)):
-                    self._kept_heads.add(name)
-                    module.attend_eagerly = self._noted(name, module.attend_eagerly)  # type: ignore[method-assign]
-
-    def _noted(self, name: str, attend_eagerly: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """`attend_eagerly` of the module `name`, which is outside of compiled graphs, and says that it was called."""
-
-        def noted(*args: Any) -> torch.Tensor:
-            self._called_heads.add(name)
-            return attend_eagerly(*args)
-
-        return noted
+        fit_experts(self, self.config.sharding)  # a replaced module may hold some of its own
+        self._kept_heads = kept_heads(self, self.config.sharding, parallelism.cp)
 
     def verify_module_protocol(self) -> None:
         """
@@ -244,16 +211,14 @@ class AutoCausalLM(BaseModel):
             raise ValueError(f"rows of {tokens} tokens are above max_position_embeddings {self.max_seq_len}")
         rows = self.rows(input_ids_BT, position_ids_BT, cu_seqlens, labels_BT)
         self._stats = {}
-        self._called_heads.clear()
         self._batch = batch
-        hidden_BTC = self.get_submodule(self.layout.base)(
-            inputs_embeds=self.get_submodule(self.layout.embedding)(rows.input_ids_BT),
-            position_ids=rows.position_ids_BT,
-            use_cache=False,
-            documents=rows.documents,
-        ).last_hidden_state
-        if uncalled := sorted(self._kept_heads - self._called_heads):
-            raise OwnTokensError(uncalled[0], "was not called", "call it in the attention that you have written")
+        with calls_of(self, self._kept_heads):
+            hidden_BTC = self.get_submodule(self.layout.base)(
+                inputs_embeds=self.get_submodule(self.layout.embedding)(rows.input_ids_BT),
+                position_ids=rows.position_ids_BT,
+                use_cache=False,
+                documents=rows.documents,
+            ).last_hidden_state
         output = ModelOutput()
         if stats := [self._stats[layer] for layer in range(len(self.layout.routers))]:
             output = output._replace(tokens_per_expert=torch.stack([each.tokens_BE.sum(0) for each in stats]))

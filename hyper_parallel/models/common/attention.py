@@ -82,6 +82,8 @@ class HeadAttention(Module):
     `rope` nothing is rotated."""
 
     eager_methods = ("attend_eagerly",)  # every packing has its own shapes, and each would be compiled anew
+    was_called = False
+    """Whether `attend_eagerly` was, since this was last set False."""
 
     def forward(
         self,
@@ -102,6 +104,7 @@ class HeadAttention(Module):
         self, attend: Attend, q_BTHD: torch.Tensor, k_BTKD: torch.Tensor, v_BTKD: torch.Tensor
     ) -> torch.Tensor:
         """``attend(q, k, v)``, outside of compiled graphs."""
+        self.was_called = True
         return attend(q_BTHD, k_BTKD, v_BTKD)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from hyper_parallel.config.errors import Fault, raise_faults
-from hyper_parallel.config.sections import ParallelismConfig, above_zero, at_least
+from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig, above_zero, at_least
 from hyper_parallel.distributed.pipeline_plan import layer_faults
 from hyper_parallel.models.common.attention import Attention, fullgraph_faults
 from hyper_parallel.models.common.context_parallel.inner_wrapper import sdpa_qkv
@@ -21,9 +21,13 @@ from hyper_parallel.models.common.feed_forward import FeedForward
 from hyper_parallel.models.common.linear import Linear
 from hyper_parallel.models.common.moe import LoadBalancing, MoE, RouterStats, summed
 from hyper_parallel.models.common.norm import Float64Rounding, RMSNorm
+from hyper_parallel.models.common.replaced_modules import calls_of, fit_experts, kept_heads
 from hyper_parallel.models.common.rope import RopeParameters, RopeTables, rope_tables
 from hyper_parallel.protocols.model import BaseModel, LossFn, ModelOutput
 from hyper_parallel.protocols.module import Module
+
+if TYPE_CHECKING:
+    from hyper_parallel.protocols.plan_override import PlanOverride
 
 
 class Block(Module):
@@ -257,9 +261,17 @@ class Decoder(BaseModel):
         self.loss_output = Output.Config().build()
         self.handed_in = Handover.Config().build()
         self.handed_on = Handover.Config().build()
+        self._kept_heads: set[str] = set()  # of attentions of the user's, which may call them or not
         self.experts_of_layer = {
             layer: block.mlp.num_experts for layer, block in enumerate(self.layers) if isinstance(block.mlp, MoE)
         }
+
+    def apply_overrides(
+        self, overrides: Sequence[PlanOverride], parallelism: ParallelismConfig, training: TrainingConfig
+    ) -> None:
+        super().apply_overrides(overrides, parallelism, training)
+        fit_experts(self, self.config.sharding)
+        self._kept_heads = kept_heads(self, self.config.sharding, parallelism.cp)
 
     def forward(
         self,
@@ -271,6 +283,10 @@ class Decoder(BaseModel):
         loss_fn: LossFn | None = None,
         received: Sequence[torch.Tensor] = (),
     ) -> ModelOutput:
+        """
+        Raises:
+            OwnTokensError: under cp, an attention of the user's has kept the heads and not called them.
+        """
         tokens = input_ids_BT.shape[1]
         if tokens > self.max_seq_len:
             raise ValueError(f"rows of {tokens} tokens are above max_position_embeddings {self.max_seq_len}")
@@ -285,11 +301,12 @@ class Decoder(BaseModel):
             dtype=hidden_BTC.dtype,
         )
         stats: dict[int, RouterStats] = {}
-        for layer, block in enumerate(self.layers):
-            if block is not None:
-                hidden_BTC, block_stats = block(hidden_BTC, rope, rows.documents)
-                if block_stats is not None:
-                    stats[layer] = block_stats
+        with calls_of(self, self._kept_heads):
+            for layer, block in enumerate(self.layers):
+                if block is not None:
+                    hidden_BTC, block_stats = block(hidden_BTC, rope, rows.documents)
+                    if block_stats is not None:
+                        stats[layer] = block_stats
         totals = self._router_totals(received, list(stats.values()), hidden_BTC)
         output = ModelOutput(tokens_per_expert=self._tokens_per_expert(stats, hidden_BTC.device))
         if self.norm is None:
