@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.config.sections import CommConfig, ParallelismConfig
@@ -21,6 +23,7 @@ from hyper_parallel.distributed.process_group import (
     launched_world_size,
     rank,
 )
+from tests.distributed_world import run_world
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,3 +121,31 @@ def test_one_process_alone_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         destroy_distributed()
     assert not dist.is_initialized()
+
+
+def train_repeatedly() -> tuple[list[float], list[int]]:
+    """Sums over ranks after each of three runs over groups of their own, and how many threads there are then."""
+    sums, threads = [], []
+    for _ in range(3):
+        dims = ParallelDims.from_config(ParallelismConfig(dp_replicate=2, dp_shard=1), world_size=2)
+        dims.build_mesh("cpu")
+        assert dims.groups[0] is dist.group.WORLD and len(dims.groups) == 2
+        linear = torch.nn.Linear(4, 4)
+        fully_shard(linear, mesh=dims.fsdp_mesh)
+        linear(torch.ones(2, 4)).sum().backward()
+        del linear
+        destroy_distributed(dims.groups)
+        del dims
+        gc.collect()
+        total = torch.tensor(1.0 + dist.get_rank())
+        dist.all_reduce(total)  # the group of all stays
+        sums.append(total.item())
+        threads.append(len(os.listdir("/proc/self/task")))
+    return sums, threads
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads of C++ are counted in /proc")
+def test_runs_within_a_callers_group_leave_nothing_behind() -> None:
+    for sums, threads in run_world(2, train_repeatedly):
+        assert sums == [3.0] * 3
+        assert threads[1] == threads[2]  # the first starts those of autograd
