@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
-from hyper_parallel.protocols.boundary_grads import given, is_divided
+from hyper_parallel.protocols.boundary_grads import is_divided
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.module_names import of_all_layers
-from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig
+from hyper_parallel.protocols.sharding import NamedPlacement, ShardingConfig
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -119,56 +119,6 @@ def unfit(
         elif sizes[attribute] % tp:
             fact = f"{where}.{attribute} is {sizes[attribute]}, which tp {tp} does not divide"
             yield Fault(f"{path}.tp_divide_attrs.{i}", fact, "leave it out, or choose another tp")
-
-
-def settled(
-    entry: ShardingConfig, base: ShardingConfig | None, name: str, path: str, *, within: Iterable[ShardingConfig]
-) -> ShardingConfig:
-    """`entry` of the module `name` once all is written: computed over tp as derived only if it lies as derived.
-
-    Args:
-        within: the entries of the module and of those within it.
-
-    Raises:
-        ConfigError: a function of the plan's computes the module from tensors that lie otherwise; or its output is
-            said to be a sum over the ranks, and nothing is divided over them.
-    """
-    where = of_all_layers(name)
-    says_partial = any(out is not None and _is_partial(out) for out in entry.out_src)
-    if says_partial and entry.compute is None and not any(map(_divides_any, within)):
-        fact = f"partial, but no parameter or argument of {where} is divided over tp: each rank makes the whole"
-        raise ConfigError.one(f"{path}.out_src", fact, "write replicate, or how what it is made of lies")
-    spread = None if base is None else base.local_map
-    if spread is None or spread.forward is None or spread.axis != MeshAxisName.TP or entry.compute is not None:
-        return entry
-    assert base is not None
-    if _tp_parts(entry) == _tp_parts(base):
-        return entry
-    if _divides_any(entry) or any(map(is_divided, entry.out_src)):
-        function = getattr(spread.forward, "func", spread.forward).__name__
-        fact = f"of {where} is written, which tp computes by {function} from what lies as the model's plan has it"
-        remedy = "write replicate for each parameter, argument and output, or a local_compute_fn"
-        raise ConfigError.one(path, f"the boundary {fact}", remedy)
-    return replace(entry, local_map=LocalMap())  # its own forward, on each rank
-
-
-def _is_partial(placement: NamedPlacement) -> bool:
-    return is_divided(placement) and bool(placement[MeshAxisName.TP].is_partial())
-
-
-def _divides_any(entry: ShardingConfig) -> bool:
-    return any(map(is_divided, [*entry.state_shardings.values(), *(given(entry, name) for name in entry.in_src)]))
-
-
-def _tp_parts(entry: ShardingConfig) -> tuple[Any, ...]:
-    """How what it is made of and what it makes lies over tp."""
-
-    def over_tp(placement: NamedPlacement | None) -> Any:
-        return (placement or {}).get(MeshAxisName.TP)
-
-    states = {name: over_tp(placement) for name, placement in entry.state_shardings.items()}
-    given_as = {name: part for name in entry.in_src if (part := over_tp(given(entry, name))) is not None}
-    return states, given_as, [over_tp(out) for out in entry.out_src]
 
 
 def _nothing_derived(path: str) -> Fault:
