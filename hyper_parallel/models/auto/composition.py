@@ -52,12 +52,9 @@ def strange_composition(model: nn.Module, layout: Layout) -> str | None:
             return f"cannot be followed from token ids to logits ({cause[:200]})"
     if theirs == ours:
         return None
-    more, fewer = (
-        [name for value, name in one.items() if value not in other]
-        for one, other in ((their_steps, values.steps), (values.steps, their_steps))
-    )
-    where = f"from {more[0]} on" if more else f"it lacks {fewer[0]}"
-    return f"makes logits of token ids in another way than by {layout.base} and {layout.head} alone: {where}"
+    lone = [name for value, name in their_steps.items() if value not in values.steps]
+    lone = lone or [name for value, name in values.steps.items() if value not in their_steps]
+    return f"makes logits of token ids in another way than by {layout.base} and {layout.head} alone: from {lone[0]} on"
 
 
 class _Values(TorchDispatchMode):
