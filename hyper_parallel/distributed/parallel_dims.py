@@ -101,6 +101,13 @@ class ParallelDims:
             self._expert_mesh = by_experts[(ep, str(MeshAxisName.TP)) if self.tp > 1 else (ep,)]
 
     @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Those that `build_mesh` has made or taken, each once."""
+        made = [group for mesh in self.meshes for group in mesh.get_all_groups()]
+        made += [group for group in (self._loss_group, self._dp_group) if group is not None]
+        return list({id(group): group for group in made}.values())
+
+    @property
     def dp_enabled(self) -> bool:
         """Whether more than one rank reads data."""
         return self.dp_size > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -70,10 +71,8 @@ def join_fake(own_rank: int, ranks: int) -> None:
 
 def leave_fake() -> None:
     """Leaves the group of `join_fake`."""
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
     dist.destroy_process_group()
-    _clear_sharding_prop_cache()  # it knows the meshes of this group, which compare equal to those of the next
+    _forget_meshes()
 
 
 def is_fake(group: dist.ProcessGroup | None = None) -> bool:
@@ -119,23 +118,40 @@ def new_gloo_group() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=_timeout if _joined_here else None)
 
 
-def destroy_distributed(*, callers_too: bool = False) -> None:
+def destroy_distributed(groups: Iterable[dist.ProcessGroup] = (), *, callers_too: bool = False) -> None:
     """Leaves the process group together with the other ranks. Without one it does nothing.
 
     Objects that hold on to the group (meshes, sharded parameters in reference cycles) are collected before and after:
     gloo aborts the process at exit when they outlive it.
 
     Args:
-        callers_too: leave also a group that `init_distributed` has not made.
+        groups: of some of the ranks. They end also where a group that `init_distributed` has not made stays: each has
+            threads and sockets, which would be left behind by every run in such a group.
+        callers_too: leave also such a group.
     """
     global _joined_here
-    if not dist.is_initialized() or not (_joined_here or callers_too):
+    if not dist.is_initialized():
+        return
+    is_left = _joined_here or callers_too
+    ended = [] if is_left else [group for group in groups if group is not dist.group.WORLD]
+    if not (is_left or ended):
         return
     dist.barrier()
     gc.collect()
-    if is_fake():
-        leave_fake()
-    else:
+    for group in ended:
+        dist.destroy_process_group(group)
+    if is_left:
         dist.destroy_process_group()
+        _joined_here = False
+    _forget_meshes()
     gc.collect()
-    _joined_here = False
+
+
+def _forget_meshes() -> None:
+    """Has torch forget the meshes of groups that have ended, which compare equal to those of the next."""
+    from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    clear_redistribute_planner_cache()
+    _gen_transform_infos.cache_clear()

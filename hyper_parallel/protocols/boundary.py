@@ -83,18 +83,15 @@ def moves(plan: ShardingConfig, axis: MeshAxisName) -> tuple[dict[str, Move], li
         )
         for argument, placements in plan.in_src.items()
     }
-    outs = [
-        _move_out(placements, out_dst, axis)
-        for placements, out_dst in zip(plan.out_src, plan.out_dst or (), strict=plan.out_dst is not None)
-    ]
-    return ins, outs
+    out_dst = plan.out_dst or (None,) * len(plan.out_src)
+    return ins, [_move_out(src, dst, axis) for src, dst in zip(plan.out_src, out_dst, strict=True)]
 
 
 def _move_out(out_src: NamedPlacement | None, out_dst: NamedPlacement | None, axis: MeshAxisName) -> Move:
     src = placed(out_src or {}, axis)
     if out_src is None or out_dst is None:
         return Move(src, src, src, src)
-    return Move(src, dst := placed(out_dst, axis), dst, _grad_behind(src))
+    return Move(src, dst := placed(out_dst, axis), _grad_behind(dst), _grad_behind(src))
 
 
 def bind_root(module: nn.Module) -> None:
@@ -173,9 +170,11 @@ def _moving(
     @functools.wraps(forward)  # the next axis asks for its arguments' names
     def bounded(*args: Any, **kwargs: Any) -> Any:
         def move_in(tensor: torch.Tensor, argument: str) -> torch.Tensor:
+            _check_dims(tensor, ins[argument], name, f"argument {argument}", group.size())
             return redistribute(tensor, ins[argument], group)
 
         def move_out(tensor: torch.Tensor, i: int) -> torch.Tensor:
+            _check_dims(tensor, outs[i], name, f"output {i}", group.size())
             return redistribute(tensor, outs[i], group)
 
         args, kwargs = _changed(args, kwargs, positions, ins, move_in)
@@ -203,7 +202,10 @@ def _validating(
             raise PlacementMismatchError(name, what, axis, declared=declared, real=real)
         return tensor
 
+    ins, outs = moves(plan, axis)
+
     def move_in(tensor: torch.Tensor, argument: str) -> torch.Tensor:
+        _check_dims(tensor, ins[argument], name, f"argument {argument}", mesh.size())
         src = placed(plan.in_src[argument], axis)
         dst = placed(plan.in_dst.get(argument, plan.in_src[argument]), axis)
         moved = checked(tensor, src, f"argument {argument}").redistribute(mesh, [dst])
@@ -216,6 +218,7 @@ def _validating(
     def move_out(tensor: torch.Tensor, i: int) -> torch.Tensor:
         if (declared := plan.out_src[i]) is None:
             return tensor
+        _check_dims(tensor, outs[i], name, f"output {i}", mesh.size())
         out = checked(tensor, placed(declared, axis), f"output {i}")
         if plan.out_dst is not None and (out_dst := plan.out_dst[i]) is not None:
             out = out.redistribute(mesh, [placed(out_dst, axis)])
@@ -230,6 +233,22 @@ def _validating(
     return bounded
 
 
+def _check_dims(tensor: torch.Tensor, move: Move, name: str, what: str, ranks: int) -> None:
+    """
+    Raises:
+        RunError: `tensor`, which is `what` of the module `name`, has not the dim that is split, or it does not divide.
+    """
+    fact = None
+    for placement in (move.src, move.dst):
+        if placement.is_shard() and placement.dim >= tensor.dim():
+            fact = f"is declared {placement!r}, but has {tensor.dim()} dims"
+    if fact is None and move.dst.is_shard() and move.dst != move.src and tensor.shape[move.dst.dim] % ranks:
+        size = tensor.shape[move.dst.dim]
+        fact = f"is to be {move.dst!r}, but {size} elements of this dim do not divide by {ranks} ranks"
+    if fact is not None:
+        raise RunError(f"plan of module {name!r}: {what} {fact}; correct this module's entry in the sharding plan")
+
+
 def _positions(forward: Callable[..., Any]) -> dict[str, int]:
     return {name: i for i, name in enumerate(inspect.signature(forward).parameters)}
 
@@ -241,16 +260,17 @@ def _changed(
     names: Any,
     change: Callable[[torch.Tensor, str], torch.Tensor],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with those in `names` changed, however they were passed. Of a tuple, all its tensors."""
+    """The arguments of a call with those in `names` changed, however they were passed. Of a tuple, all its tensors;
+    what is no tensor, or is not passed, is as it was."""
 
     def each(x: Any, name: str) -> Any:
-        return change(x, name) if isinstance(x, torch.Tensor) else tree_map(lambda leaf: change(leaf, name), x)
+        return tree_map(lambda leaf: change(leaf, name) if isinstance(leaf, torch.Tensor) else leaf, x)
 
     changed = list(args)
     for name in names:
         if name in kwargs:
             kwargs = kwargs | {name: each(kwargs[name], name)}
-        else:
+        elif positions[name] < len(changed):
             changed[positions[name]] = each(changed[positions[name]], name)
     return tuple(changed), kwargs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -9,35 +10,53 @@ from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.sharding import NamedPlacement, ShardingConfig
 
 
-def with_grads(entry: ShardingConfig, base: ShardingConfig | None) -> ShardingConfig:
+def with_grads(
+    entry: ShardingConfig, base: ShardingConfig | None, dividing: Collection[str], base_dividing: Collection[str]
+) -> ShardingConfig:
     """`entry` with the gradients that fit what is written over axis tp: `base` derives those of its own placements.
 
     Of a tensor that is whole on each rank a rank has a summand of the gradient, where it makes a part of the output.
+
+    Args:
+        dividing: names of the modules within it, or it, of which each rank computes a part from the whole of what it is
+            given, and that leave it to this boundary to sum the gradients.
+        base_dividing: those by the model's plan: all of them are among `dividing`, or none.
     """
     from torch.distributed.tensor import Partial
 
     summand: NamedPlacement = {MeshAxisName.TP: Partial()}
     made, derived_made = _made(entry), None if base is None else _made(base)
-    if base is not None and made in (None, derived_made):
-        in_grads = {name: grad for name, grad in base.in_grads.items() if _given(entry, name) == _given(base, name)}
-        kept = {
-            name for name, placement in entry.state_shardings.items() if base.state_shardings.get(name) == placement
-        }
+    is_made_alike = base is not None and made in (None, derived_made)
+    kept = {
+        name
+        for name, placement in entry.state_shardings.items()
+        if is_made_alike and base is not None and base.state_shardings.get(name) == placement
+    }
+    if base is not None and (dividing if base_dividing else is_made_alike):
+        in_grads = {name: grad for name, grad in base.in_grads.items() if given(entry, name) == given(base, name)}
     else:
         # Layers within another, which sums for them, give parts of features: they are the ones without a derived part.
         sums = made == "summands" or (made == "parts" and base is not None)
-        in_grads = {
-            name: summand for name in entry.in_src if sums and MeshAxisName.TP not in (_given(entry, name) or {})
-        }
-        kept = set()
+        in_grads = {name: summand for name in entry.in_src if sums and not is_divided(given(entry, name))}
     state_grads = {
         name: summand
         for name, placement in entry.state_shardings.items()
-        if name not in kept and made not in (None, "wholes") and MeshAxisName.TP not in placement
+        if name not in kept and made not in (None, "wholes") and not is_divided(placement)
     }
     if base is not None:
         state_grads |= {name: grad for name, grad in base.state_grads.items() if name in kept}
     return replace(entry, in_grads=in_grads, state_grads=state_grads)
+
+
+def divides(entry: ShardingConfig) -> bool:
+    """Whether each rank of axis tp computes a part from the whole of what it is given, by its part of the states."""
+    states = any(map(is_divided, entry.state_shardings.values()))
+    return states and not any(is_divided(given(entry, argument)) for argument in entry.in_src)
+
+
+def is_divided(placement: NamedPlacement | None) -> bool:
+    """Whether ranks of axis tp have parts or summands. None, which is as it comes, is not known to be."""
+    return MeshAxisName.TP in (placement or {})
 
 
 def _made(entry: ShardingConfig) -> Literal["summands", "parts", "wholes", None]:
@@ -49,6 +68,6 @@ def _made(entry: ShardingConfig) -> Literal["summands", "parts", "wholes", None]
     return "wholes" if said else None
 
 
-def _given(entry: ShardingConfig, argument: str) -> NamedPlacement | None:
+def given(entry: ShardingConfig, argument: str) -> NamedPlacement | None:
     """How forward is given it. None: as it comes."""
     return entry.in_dst.get(argument, entry.in_src.get(argument))

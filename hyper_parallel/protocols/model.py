@@ -70,6 +70,8 @@ class BaseModel(Module):
     """By name, what its attention has for the `inner_wrapper` of an override."""
     output_matrix: str = "lm_head"
     """Name of the module whose weight a loss reads without calling it, where it is not the embedding."""
+    input_matrix: str = "embed_tokens"
+    """Name of the embedding."""
     replaced_modules: Mapping[str, tuple[str, str]] = MappingProxyType({})
     """By name, the class of each module that plan_overrides have replaced, and the one that it has now."""
 
@@ -123,7 +125,8 @@ class BaseModel(Module):
         self.replaced_modules = replace_modules(self, overrides, context)
         now = dict(self.named_modules())
         assert isinstance(self.config, Module.Config)
-        plan = merged_plan(now, self.config.sharding, overrides, context, self.inner_wrappers)
+        matrix = self.output_matrix if self.output_matrix in now else self.input_matrix
+        plan = merged_plan(now, self.config.sharding, overrides, context, self.inner_wrappers, matrix)
         raise_faults(dict.fromkeys(_idle_forwards(before, now, plan, overrides, context, self.output_matrix)))
         self.config.sharding = without_modules(plan, before, now, overrides, context)
 

@@ -177,6 +177,9 @@ def _differences(old: nn.Module, new: Any) -> Iterator[tuple[str, str]]:
     if (before_keys := set(old.state_dict())) != (after_keys := set(new.state_dict())):
         differing = ", ".join(sorted(before_keys ^ after_keys))
         yield f"its state_dict differs in {differing}", "keep persistent what was, and nothing else"
+    if _set_forward(new) not in (None, _set_forward(old)):
+        fact = "its forward is set on the instance, where parallelism puts its own"
+        yield fact, "define it in the class"
     called, calls = inspect.signature(old.forward), inspect.signature(new.forward)
     (took, takes), is_open = (_arguments(called), _arguments(calls)), takes_any(calls)
     if takes != (took[: len(takes)] if is_open else took) or (takes_any(called) and not is_open):
@@ -188,6 +191,12 @@ def _differences(old: nn.Module, new: Any) -> Iterator[tuple[str, str]]:
     for name, module in old.named_modules():
         if id(module) not in kept and any(getattr(module, hooks) for hooks in _HOOKS):
             yield f"{name or 'it'} has hooks, which would be lost", "keep that module inside of the new one"
+
+
+def _set_forward(module: nn.Module) -> Any:
+    """The function that `module` itself has as forward, in the place of its class's. None: it has none."""
+    forward = vars(module).get("forward")
+    return getattr(forward, "__func__", forward)
 
 
 def _arguments(signature: inspect.Signature) -> list[str]:

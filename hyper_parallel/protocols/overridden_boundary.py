@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
-from hyper_parallel.protocols.boundary_grads import with_grads
+from hyper_parallel.protocols.boundary_grads import given, is_divided
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.module_names import of_all_layers
-from hyper_parallel.protocols.sharding import NamedPlacement, ShardingConfig
+from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig
 
 if TYPE_CHECKING:
     from hyper_parallel.protocols.plan_override import PlanOverride
@@ -65,7 +65,10 @@ def overridden(entry: ShardingConfig, base: ShardingConfig | None, override: Pla
     if override.tp_divide_attrs is not None:
         changes["sizes_per_rank"] = override.tp_divide_attrs
     raise_faults(faults)
-    merged = with_grads(replace(entry, **changes), base)
+    if "in_src" in changes and base is not None:
+        # What stays where it is may be named or not. In validate mode it must be: it becomes a DTensor.
+        changes["in_src"] = {name: src for name, src in base.in_src.items() if _stays(base, name)} | changes["in_src"]
+    merged = replace(entry, **changes)
     if not merged.out_dst:
         return replace(merged, out_dst=None)
     if len(merged.out_src) != len(merged.out_dst):
@@ -78,13 +81,19 @@ def overridden(entry: ShardingConfig, base: ShardingConfig | None, override: Pla
     return merged
 
 
+def _stays(base: ShardingConfig, argument: str) -> bool:
+    """Whether `base` has it whole on each rank of axis tp, with its gradient."""
+    return not any(is_divided(each.get(argument)) for each in (base.in_src, base.in_dst, base.in_grads))
+
+
 def unfit(
     path: str, override: PlanOverride, entry: ShardingConfig, name: str, module: nn.Module, tp: int
 ) -> Iterator[Fault]:
     """Faults of what `override` writes of `module`, which has other tensors or sizes; `entry` has it already."""
     where = of_all_layers(name)
     parameters = [leaf for leaf, _ in module.named_parameters(recurse=False)]
-    arguments = list(inspect.signature(module.forward).parameters)
+    signature = inspect.signature(module.forward).parameters.values()
+    arguments = [p.name for p in signature if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for field in MAPPED:
         written = getattr(override, field)
         what, known = ("parameter", parameters) if field == "params" else ("argument of forward", arguments)
@@ -94,6 +103,11 @@ def unfit(
             elif field == "in_dst" and word != "none" and key not in entry.in_src:
                 fact = f"{word}, but in_src does not say how it arrives"
                 yield Fault(f"{path}.{field}.{key}", fact, "write it there, or none here")
+            elif field == "params" and (match := PLACEMENTS.fullmatch(word)) and match[1]:
+                shape = tuple(module.get_parameter(key).shape)
+                if int(match[1]) >= len(shape) or shape[int(match[1])] % tp:
+                    fact = f"{word}, which tp {tp} cannot make of {where}.{key} with its shape {shape}"
+                    yield Fault(f"{path}.{field}.{key}", fact, "name a dim that tp divides, or replicate")
     if override.params is not None and (missing := [leaf for leaf in parameters if leaf not in entry.state_shardings]):
         fact = f"{', '.join(missing)} of {where} is not in it"
         yield Fault(f"{path}.params", fact, "write how each parameter lies, replicate or shard(DIM)")
@@ -105,6 +119,56 @@ def unfit(
         elif sizes[attribute] % tp:
             fact = f"{where}.{attribute} is {sizes[attribute]}, which tp {tp} does not divide"
             yield Fault(f"{path}.tp_divide_attrs.{i}", fact, "leave it out, or choose another tp")
+
+
+def settled(
+    entry: ShardingConfig, base: ShardingConfig | None, name: str, path: str, *, within: Iterable[ShardingConfig]
+) -> ShardingConfig:
+    """`entry` of the module `name` once all is written: computed over tp as derived only if it lies as derived.
+
+    Args:
+        within: the entries of the module and of those within it.
+
+    Raises:
+        ConfigError: a function of the plan's computes the module from tensors that lie otherwise; or its output is
+            said to be a sum over the ranks, and nothing is divided over them.
+    """
+    where = of_all_layers(name)
+    says_partial = any(out is not None and _is_partial(out) for out in entry.out_src)
+    if says_partial and entry.compute is None and not any(map(_divides_any, within)):
+        fact = f"partial, but no parameter or argument of {where} is divided over tp: each rank makes the whole"
+        raise ConfigError.one(f"{path}.out_src", fact, "write replicate, or how what it is made of lies")
+    spread = None if base is None else base.local_map
+    if spread is None or spread.forward is None or spread.axis != MeshAxisName.TP or entry.compute is not None:
+        return entry
+    assert base is not None
+    if _tp_parts(entry) == _tp_parts(base):
+        return entry
+    if _divides_any(entry) or any(map(is_divided, entry.out_src)):
+        function = getattr(spread.forward, "func", spread.forward).__name__
+        fact = f"of {where} is written, which tp computes by {function} from what lies as the model's plan has it"
+        remedy = "write replicate for each parameter, argument and output, or a local_compute_fn"
+        raise ConfigError.one(path, f"the boundary {fact}", remedy)
+    return replace(entry, local_map=LocalMap())  # its own forward, on each rank
+
+
+def _is_partial(placement: NamedPlacement) -> bool:
+    return is_divided(placement) and bool(placement[MeshAxisName.TP].is_partial())
+
+
+def _divides_any(entry: ShardingConfig) -> bool:
+    return any(map(is_divided, [*entry.state_shardings.values(), *(given(entry, name) for name in entry.in_src)]))
+
+
+def _tp_parts(entry: ShardingConfig) -> tuple[Any, ...]:
+    """How what it is made of and what it makes lies over tp."""
+
+    def over_tp(placement: NamedPlacement | None) -> Any:
+        return (placement or {}).get(MeshAxisName.TP)
+
+    states = {name: over_tp(placement) for name, placement in entry.state_shardings.items()}
+    given_as = {name: part for name in entry.in_src if (part := over_tp(given(entry, name))) is not None}
+    return states, given_as, [over_tp(out) for out in entry.out_src]
 
 
 def _nothing_derived(path: str) -> Fault:

@@ -12,10 +12,11 @@ from torch import nn
 
 from hyper_parallel.config.errors import ConfigError, Fault, did_you_mean, raise_faults
 from hyper_parallel.config.target import Target
+from hyper_parallel.protocols.boundary_grads import divides, is_divided, with_grads
 from hyper_parallel.protocols.injected_compute import InjectedCompute
 from hyper_parallel.protocols.module_names import matching, near_names, of_all_layers, with_outer
 from hyper_parallel.protocols.module_replacement import ReplacementContext, replacing_path
-from hyper_parallel.protocols.overridden_boundary import overridden, placement, unfit
+from hyper_parallel.protocols.overridden_boundary import overridden, placement, settled, unfit
 from hyper_parallel.protocols.sharding import (
     LocalMap,
     ShardingConfig,
@@ -36,6 +37,7 @@ def merged_plan(
     overrides: Sequence[PlanOverride],
     context: ReplacementContext,
     wrappers: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    output_matrix: str | None = None,
 ) -> ShardingPlan:
     """`plan` with what overrides write: a field that one writes replaces the derived field, others stay.
 
@@ -44,12 +46,13 @@ def merged_plan(
     Args:
         modules: all of the model, by name.
         wrappers: what the model has for `inner_wrapper`, by name.
+        output_matrix: the module whose weight a loss reads as `plan` lays it out. None: there is none.
 
     Raises:
         ConfigError: a pattern or inner_target names no module, a module without a derived boundary of which not all is
             written, or fields that do not go together or with the module.
     """
-    merge = _Merge(modules, plan, context, wrappers)
+    merge = _Merge(modules, plan, context, wrappers, output_matrix)
     faults: list[Fault] = []
     is_without_some = any(each.replace_module is not None and not context.has(each.when) for each in overrides)
     for i, override in enumerate(overrides):
@@ -69,6 +72,7 @@ def merged_plan(
                 except ConfigError as error:
                     faults += error.faults
     faults += merge.undispatched()
+    faults += merge.settle()
     raise_faults(dict.fromkeys(faults))
     # The first entry that fits a module is its own.
     return {**merge.own, **{pattern: boundary for pattern, boundary in plan.items() if pattern not in merge.own}}
@@ -144,11 +148,15 @@ class _Merge:
         plan: ShardingPlan,
         context: ReplacementContext,
         wrappers: Mapping[str, Callable[..., Any]],
+        output_matrix: str | None,
     ) -> None:
         self.modules, self.plan, self.context, self.wrappers = modules, plan, context, wrappers
+        self.output_matrix = output_matrix
         self.own: ShardingPlan = {}
         self.dispatched: dict[str, str] = {}
         """Modules that are to be given DTensors, and the path of the rule that says so."""
+        self.paths: dict[str, str] = {}
+        """Modules whose boundaries are written, and the path of the last rule that does."""
 
     def add(self, path: str, override: PlanOverride, name: str) -> None:
         """What `override`, which stands at `path`, writes of the module `name`.
@@ -171,6 +179,8 @@ class _Merge:
             or name in self.own
         ):
             self.own[name] = self._region(path, override, name)
+        if override.written_fields():
+            self.paths[name] = path
         if override.inner_wrapper is not None:
             inner = f"{name}.{override.inner_target}"
             self.own[inner] = self._inner(path, override, inner)
@@ -191,6 +201,78 @@ class _Merge:
         if override.region_dispatch is None or (entry.compute is not None and entry.compute.kind == "inner_wrapper"):
             return entry
         return replace(entry, local_map=None if override.region_dispatch else entry.local_map or LocalMap())
+
+    def settle(self) -> Iterator[Fault]:
+        """Gives all that is written the gradients that fit the whole of it; and tells what does not go together."""
+        made: dict[str, ShardingConfig] = {}
+        for name, path in {outer: path for inner, path in self.paths.items() for outer in with_outer(inner)}.items():
+            entry, base = self._entry(name), plan_of(name, self.plan)
+            if entry is None:
+                continue
+            path = self.paths.get(name, path)
+            if name == self.output_matrix and base is not None and entry.state_shardings != base.state_shardings:
+                fact = f"of {name} are written, but a loss reads its weight as the model's plan lays it out"
+                yield Fault(f"{path}.params", f"those {fact}", "leave them out")
+            dividing, base_dividing = self._dividing(name, self._entry), self._dividing(name, self._derived)
+            yield from self._unsummed(path, name, entry, base, dividing, base_dividing)
+            within = [each for inner in self._within(name) if (each := self._entry(inner)) is not None]
+            try:
+                made[name] = settled(entry, base, name, path, within=within)
+            except ConfigError as error:
+                yield from error.faults
+                continue
+            made[name] = with_grads(made[name], base, dividing, base_dividing)
+        self.own |= {name: entry for name, entry in made.items() if name in self.own or entry != self._entry(name)}
+
+    def _unsummed(
+        self,
+        path: str,
+        name: str,
+        entry: ShardingConfig,
+        base: ShardingConfig | None,
+        dividing: set[str],
+        base_dividing: set[str],
+    ) -> Iterator[Fault]:
+        """Faults of gradients that the model's plan sums at the boundary of `name`, and that cannot be any more."""
+        if base is None or not (base_dividing and dividing):
+            return
+        where, leaves = of_all_layers(name), {each: each.rpartition(".")[2] for each in sorted(base_dividing)}
+        if not dividing >= base_dividing:
+            some, others = (
+                ", ".join(leaves[each] for each in names)
+                for names in (sorted(dividing), sorted(base_dividing - dividing))
+            )
+            fact = (
+                f"within {where} each rank computes a part of {some}, and the whole of {others}, but the gradient of "
+            )
+            yield Fault(path, f"{fact}what all are given is summed over tp", "divide all of them, or none")
+        for argument, grad in base.in_grads.items():
+            if is_divided(grad) and argument not in entry.in_src:
+                fact = (
+                    f"{argument} of {where} is not named, but each rank computes a part of {', '.join(leaves.values())}"
+                )
+                yield Fault(f"{path}.in_src", f"{fact}, so its gradient must be summed", f"write {argument}: replicate")
+
+    def _entry(self, name: str) -> ShardingConfig | None:
+        return self.own.get(name) or plan_of(name, self.plan)
+
+    def _derived(self, name: str) -> ShardingConfig | None:
+        return plan_of(name, self.plan)
+
+    def _within(self, name: str) -> Iterator[str]:
+        """Names of the module and of those within it."""
+        return (each for each in self.modules if each == name or each.startswith(f"{name}."))
+
+    def _dividing(self, name: str, entry_of: Callable[[str], ShardingConfig | None]) -> set[str]:
+        """Modules within `name`, or it, that leave it to its boundary to sum the gradients of what they are given."""
+        found = set()
+        for each in self._within(name):
+            entry = entry_of(each)
+            between = with_outer(each)[len(with_outer(name)) :]
+            sums = any(base is not None and base.in_grads for base in map(self._derived, between))
+            if entry is not None and divides(entry) and not sums:
+                found.add(each)
+        return found
 
     def undispatched(self) -> Iterator[Fault]:
         """Faults of modules that are to be given DTensors, and are inside of what is given local tensors."""

@@ -70,6 +70,8 @@ def doubled(module: Any, module_fqn: str, context: ReplacementContext, change: s
         new.register_buffer("seen", module.seen, persistent=False)
     elif change == "another argument":
         new.forward = lambda x: x
+    elif change == "a forward of its instance":
+        new.forward = new.forward
     elif change == "no module":
         return "norm"
     elif change == "itself":
@@ -157,6 +159,7 @@ REFUSED: dict[str, tuple[list[PlanOverride], str]] = {
             "another tensor": "parameter weight is another tensor",
             "a buffer that is not kept": "its state_dict differs in seen",
             "another argument": "forward takes x, and took hidden",
+            "a forward of its instance": "its forward is set on the instance, where parallelism puts its own",
             "no module": "the factory made a str, not a torch.nn.Module",
             "itself": "the factory returned the module itself",
         }.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ class Layer(nn.Module):
         super().__init__()
         self.num_heads, self.dropout = num_heads, 0.5
         for name in parameters:
-            self.register_parameter(name, nn.Parameter(torch.empty(4, device="meta")))
+            self.register_parameter(name, nn.Parameter(torch.empty(4, 6, device="meta")))
 
     def forward(self, x: Any, mask: Any = None) -> Any: ...
 
@@ -173,6 +174,12 @@ def test_what_a_module_has_not_is_refused() -> None:
         "tp_divide_attrs.2: it.dropout is 0.5, and no count of features; choose one of num_heads",
         "tp_divide_attrs.1: it.num_heads is 3, which tp 2 does not divide; leave it out, or choose another tp",
     ]
+    for word, tp in (("shard(2)", 2), ("shard(1)", 4)):
+        fact = (
+            rf"params.weight: {re.escape(word)}, which tp {tp} cannot make of head.weight with its shape \(4, 6\); name"
+        )
+        with pytest.raises(ConfigError, match=fact):
+            merged(PlanOverride(match="head", params={"weight": word}), tp=tp)
     with pytest.raises(ConfigError, match=r"^plan_overrides.0.params: weight of head is not in it; write how each"):
         merged(PlanOverride(match="head", params="none"))
 
@@ -191,21 +198,81 @@ def test_gradients_follow_what_is_written() -> None:
     column = ShardingConfig(state_shardings={"weight": {TP: Shard(0)}}, in_src={"x": {}}, out_src=({TP: Shard(2)},))
     context = ReplacementContext(tp=2)
 
-    def grads(plan: ShardingPlan, **fields: Any) -> tuple[Any, Any]:
-        modules = {"layer": Layer(*fields.get("params", ()))}
-        entry = merged_plan(modules, plan, [PlanOverride(match="layer", **fields)], context)["layer"]
+    plan = {"layer": layer, "layer.up": column, "layer.gate": column}
+    modules = {"": Layer(), "layer": Layer("scale"), "layer.up": Layer("weight"), "layer.gate": Layer("weight")}
+
+    def grads(*others: PlanOverride, base: ShardingPlan = plan, **fields: Any) -> tuple[Any, Any]:
+        rule = PlanOverride(match="layer", **fields)
+        have = modules | {"layer": Layer(*fields.get("params", ("scale",)))}
+        entry = merged_plan(have, base, [rule, *others], context)["layer"]
         return entry.in_grads, entry.state_grads
 
-    assert grads({"layer": layer}, out_dst=("replicate",)) == (layer.in_grads, layer.state_grads)
-    assert grads({"layer": layer}, out_src=("replicate",)) == ({}, {})
-    assert grads({"layer": layer}, out_src=("shard(2)",)) == ({"x": summand}, {"scale": summand})
-    assert grads({"layer": layer}, in_dst={"x": "shard(2)"}) == ({}, {"scale": summand})
-    assert grads({"layer": layer}, params={"scale": "shard(0)"}) == ({"x": summand}, {})
-    assert grads({"layer": column}, params={"weight": "shard(1)"}, in_src={"x": "shard(2)"}) == ({}, {})
-    assert grads({"layer": column}, out_src=("partial",)) == ({"x": summand}, {})
+    assert grads(out_dst=("replicate",)) == (layer.in_grads, layer.state_grads)
+    assert grads(out_src=("replicate",)) == (layer.in_grads, {})  # summed within it
+    assert grads(out_src=("shard(2)",)) == ({"x": summand}, {"scale": summand})
+    assert grads(in_dst={"x": "shard(2)"}) == ({}, {"scale": summand})
+    assert grads(params={"scale": "shard(0)"}) == ({"x": summand}, {})
+    whole = PlanOverride(match="layer.*", params={"weight": "replicate"}, out_src=("replicate",))
+    assert grads(whole, out_src=("replicate",)) == ({}, {})
+    fact = r"^plan_overrides.0: within layer each rank computes a part of up, and the whole of gate, but the gradie"
+    with pytest.raises(ConfigError, match=fact):
+        grads(whole.derive(match="layer.gate"), out_src=("replicate",))
+    fact = (
+        r"^plan_overrides.0.in_src: x of layer is not named, but each rank computes a part of gate, up, so its gradie"
+    )
+    with pytest.raises(ConfigError, match=fact):
+        grads(in_src="none", in_dst="none")
+    fact = r"^plan_overrides.0.out_src: partial, but no parameter or argument of layer is divided over tp: each rank"
+    with pytest.raises(ConfigError, match=fact):
+        grads(whole, in_src={"x": "auto"}, in_dst={"x": "auto"})
+
+    alone: ShardingPlan = {"layer": column}
+    assert grads(base=alone, params={"weight": "shard(1)"}, in_src={"x": "shard(2)"}) == ({}, {})
     written: dict[str, Any] = {"params": {"weight": "shard(0)", "bias": "replicate"}, "in_src": {"x": "replicate"}}
-    assert grads({"": column}, **written, out_src=("shard(2)",)) == ({}, {"bias": summand})
-    assert grads({"": column}, **written, out_src=("partial",)) == ({"x": summand}, {"bias": summand})
+    assert grads(base={"": column}, **written, out_src=("shard(2)",)) == ({}, {"bias": summand})
+    assert grads(base={"": column}, **written, out_src=("partial",)) == ({"x": summand}, {"bias": summand})
+    routed = ShardingConfig(state_shardings={"weight": {}}, in_src={"x": {}}, out_src=({},))
+    divided = {"params": {"weight": "shard(0)"}, "out_src": ("shard(2)",), "out_dst": ("replicate",)}
+    assert grads(base={"layer": routed}, **divided) == ({"x": summand}, {})  # no other sums for it
+
+
+def test_a_matrix_that_a_loss_reads() -> None:
+    for matrix in ("head", None):
+        rules = [PlanOverride(match="head", params={"weight": "shard(0)"})]
+        try:
+            merged_plan(MODULES, PLAN, rules, ReplacementContext(tp=2), output_matrix=matrix)
+        except ConfigError as error:
+            assert matrix and str(error) == (
+                "plan_overrides.0.params: those of head are written, but a loss reads its weight as the model's plan "
+                "lays it out; leave them out"
+            )
+        else:
+            assert matrix is None
+
+
+def test_what_tp_computes_in_a_way_of_its_own() -> None:
+    """Over tensors that lie as derived; or each rank all of it."""
+
+    def looked_up(module: Any, group: Any, x: Any) -> Any: ...
+
+    plan: ShardingPlan = {
+        "head": ShardingConfig(
+            state_shardings={"weight": {TP: Shard(0)}},
+            out_src=({TP: Partial()},),
+            out_dst=({},),
+            local_map=LocalMap(forward=looked_up),
+        )
+    }
+
+    def head(**fields: Any) -> ShardingConfig:
+        return merged_plan(MODULES, plan, [PlanOverride(match="head", **fields)], ReplacementContext(tp=2))["head"]
+
+    assert head(out_dst=("shard(1)",)).local_map == plan["head"].local_map
+    assert head(params={"weight": "replicate"}, out_src=("replicate",)).local_map == LocalMap()
+    fact = r"^plan_overrides.0: the boundary of head is written, which tp computes by looked_up from what lies as the"
+    for params, out in (("replicate", "partial"), ("auto", "replicate"), ("replicate", "shard(2)")):
+        with pytest.raises(ConfigError, match=r"^plan_overrides.0.out_src: partial, but" if out == "partial" else fact):
+            head(params={"weight": params}, out_src=(out,))
 
 
 def test_what_is_computed_within_a_boundary() -> None:

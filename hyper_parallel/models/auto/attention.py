@@ -9,14 +9,12 @@ import torch
 from torch import nn
 
 from hyper_parallel.config.errors import ConfigError
-from hyper_parallel.models.common.context_parallel.inner_wrapper import arguments_of, attention_of
+from hyper_parallel.models.common.context_parallel.inner_wrapper import arguments_of, asked_for, attention_of, scaled
 from hyper_parallel.protocols.injected_compute import inner_wrapper
 
 NAME = "hyper_parallel"
 """Under which transformers finds it: a model's `_attn_implementation`."""
 
-_WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "output_router_logits"})
-"""What models hand on to every attention, and no causal attention without a cache needs."""
 _BY_POSITION = 5
 """Arguments of `attended` behind `heads` that are given by position."""
 _BY_NAME = frozenset({"documents", "scaling", "dropout"})
@@ -65,18 +63,12 @@ def attended(
     Raises:
         ValueError: the model asks for what this attention does not do.
     """
-    asked = {name: x for name, x in others.items() if x is not None and name not in _WITHOUT_EFFECT}
-    asked |= {"dropout": dropout} if dropout else {}
-    asked |= {"attention_mask": attention_mask} if attention_mask is not None else {}
-    if asked:
+    if asked := asked_for(others | {"dropout": dropout, "attention_mask": attention_mask}):
         raise ValueError(
             f"{type(module).__name__} asks its attention for {', '.join(asked)}, which is not implemented here: "
             "choose another model"
         )
-    size = query.shape[-1]
-    if scaling is not None and scaling != size**-0.5:
-        query = query * (scaling * size**0.5)
-    return heads(*(x.transpose(1, 2) for x in (query, key, value)), None, documents), None
+    return heads(*(x.transpose(1, 2) for x in (scaled(query, scaling), key, value)), None, documents), None
 
 
 @inner_wrapper

@@ -160,7 +160,7 @@ class AutoCausalLM(BaseModel):
             * (getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads)
         )
         self.is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        self.output_matrix = layout.head
+        self.output_matrix, self.input_matrix = layout.head, layout.embedding
         self.add_module(layout.base, model.base_model)
         if not self.is_tied:
             self.add_module(layout.head, model.get_output_embeddings())

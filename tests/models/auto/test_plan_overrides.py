@@ -83,6 +83,29 @@ EVERY_RANK = [
     ),
 ]
 """A layer that is computed as a whole by each."""
+DOWN, OUT = f"{MLP}.down_proj", f"{ATTENTION}.o_proj"
+SUMMED_WITHIN = [
+    *(PlanOverride(match=last, out_src=("partial",), out_dst=("replicate",)) for last in (DOWN, OUT)),
+    *(PlanOverride(match=layer, out_src=("replicate",)) for layer in (MLP, ATTENTION)),
+]
+"""Layers that sum in their last matrix."""
+GATHERED = [
+    PlanOverride(
+        match=DOWN,
+        params={"weight": "replicate"},
+        in_src={"input": "shard(2)"},
+        in_dst={"input": "replicate"},
+        out_src=("replicate",),
+    ),
+    PlanOverride(match=MLP, out_src=("replicate",)),
+    PlanOverride(match=OUT, out_dst=("partial",)),
+]
+"""One that is whole on each rank, from what is gathered; and a sum that is left one."""
+WHOLE_EMBEDDING = [
+    PlanOverride(match="model.embed_tokens", params={"weight": "replicate"}, out_src=("replicate",)),
+    PlanOverride(match=ATTENTION, in_src={"hidden_states": "replicate", "attention_mask": "replicate"}),
+]
+"""And arguments that are None, or not named and stay where they are."""
 TP, CP, EP = {"tp": 2}, {"cp": 2}, {"dp_shard": 2, "ep": 2}
 VALIDATE = {"mode": "validate"}
 CASES: dict[str, tuple[dict[str, Any], list[PlanOverride]]] = {
@@ -104,6 +127,9 @@ CASES: dict[str, tuple[dict[str, Any], list[PlanOverride]]] = {
         ],
     ),
     "qwen3: mlp computed by every rank": (TP, EVERY_RANK),
+    "qwen3: layers that sum within": (TP, SUMMED_WITHIN),
+    "qwen3: a matrix from what is gathered": (TP, GATHERED),
+    "qwen3: an embedding on every rank, validated": (TP | VALIDATE, WHOLE_EMBEDDING),
     "qwen3: an own attention around sdpa_qkv, documents": (CP, [CORED, inner("sdpa_qkv", when="cp")]),
     "qwen3: around sdpa_hf, documents": (CP | {"cp_method": "allgather"}, [HF_CORED, inner("sdpa_hf")]),
     "qwen3: a wrapper of the user's in transformers' attention": (CP, [inner(Target.of(parts.masked), "heads")]),
@@ -167,11 +193,13 @@ def run_cases(folders: dict[str, str], root: str) -> tuple[dict[str, Numbers], l
         numbers(*wrong, None)
     told = [str(caught.value)]
     surplus = PlanOverride(match=MLP, out_src=("auto", "replicate"), out_dst=("auto", "none"))
-    for mode in ("production", "validate"):
-        parallelism = ParallelismConfig(**TP, dp_shard=1, mode=mode)
-        with pytest.raises(RunError) as refused:
-            numbers(*built(folders["qwen3"], parallelism, [surplus]), None)
-        told.append(str(refused.value))
+    dims = PlanOverride(match=MLP, in_src={"x": "shard(7)"})
+    for rule in (surplus, dims):
+        for mode in ("production", "validate"):
+            parallelism = ParallelismConfig(**TP, dp_shard=1, mode=mode)
+            with pytest.raises(RunError) as refused:
+                numbers(*built(folders["qwen3"], parallelism, [rule]), None)
+            told.append(str(refused.value))
     return found, told
 
 
@@ -231,9 +259,16 @@ def test_a_wrong_boundary_is_told(found: Any) -> None:
     assert "'model.layers.0.self_attn.o_proj': argument input is declared Shard(dim=2) on mesh axis 'tp'" in found[1][0]
 
 
-def test_an_output_that_a_module_has_not_is_told_in_both_modes(found: Any) -> None:
-    fact = "plan of module 'model.layers.0.mlp': out_src says how output 1 lies, but forward gives 1 tensor(s); leave"
-    assert [told.startswith(fact) for told in found[1][1:]] == [True, True]
+@pytest.mark.parametrize(
+    ("i", "fact"),
+    [
+        (1, "mlp': out_src says how output 1 lies, but forward gives 1 tensor(s); leave out what it has not"),
+        (3, "mlp': argument x is declared Shard(dim=7), but has 3 dims; correct this module's entry in the sharding "),
+    ],
+)
+def test_what_a_tensor_has_not_is_told_in_both_modes(found: Any, i: int, fact: str) -> None:
+    for told in found[1][i : i + 2]:
+        assert told.startswith(f"plan of module 'model.layers.0.{fact}")
 
 
 def overridden(
@@ -351,6 +386,23 @@ def test_an_inner_attention_that_is_not_told_of_other_ranks() -> None:
         OwnTokensError, match=r"Core is called with documents None, so each rank of cp sees its own tokens al"
     ):
         sdpa_qkv(core, None, None, object(), None)(x, x, x, documents=None)
+
+
+def test_sdpa_qkv_does_what_it_is_asked_for_or_refuses() -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, documents: Any, scale: Any = None, mask: Any = None) -> Any:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
+
+    x = torch.randn(1, 4, 2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    compute = sdpa_qkv(Scaled(), None, None, None, None)
+    for scale in (None, 0.05):
+        expected = Scaled()(x, 2 * x, x, None, scale=scale)
+        torch.testing.assert_close(compute(x, 2 * x, x, None, scale, None), expected, rtol=0, atol=1e-14)
+    with pytest.raises(
+        RunError, match=r"^Scaled is called with mask, which sdpa_qkv does not do; leave it out, or wri"
+    ):
+        compute(x, x, x, None, None, torch.zeros(4, 4))
 
 
 def test_an_attention_that_keeps_heads_and_does_not_call_them() -> None:

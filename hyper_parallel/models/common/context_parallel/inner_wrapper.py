@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
 import torch
 
-from hyper_parallel.config.errors import ConfigError
+from hyper_parallel.config.errors import ConfigError, RunError
 from hyper_parallel.models.common.attention import HeadAttention
 from hyper_parallel.models.common.context_parallel.boundaries import spread_head_attention
 from hyper_parallel.models.common.context_parallel.spread_attention import OwnTokensError, SpreadAttention
@@ -23,7 +23,8 @@ def sdpa_qkv(target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh:
 
     Args:
         target_module: called with rotated queries [B, T, H, D], rotated keys and values [B, T, K, D], and a `documents`
-            as the models here hand to every attention; gives [B, T, H, D]. Of other arguments only a `rope` counts.
+            as the models here hand to every attention; gives [B, T, H, D]. It may take a `rope`, and a `scale` or
+            `scaling` of the scores.
 
     Raises:
         ConfigError: its forward takes no `documents`.
@@ -35,9 +36,38 @@ def sdpa_qkv(target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh:
         given = dict(zip(names, args, strict=False)) | kwargs
         if "documents" not in given:
             raise TypeError(f"{type(target_module).__name__} is called without documents, which say what sees what")
-        return attend(*args[:3], given.get("rope"), given["documents"])
+        others = {name: x for name, x in given.items() if name not in (*names[:3], *_TAKEN)}
+        if asked := asked_for(others):
+            raise RunError(
+                f"{type(target_module).__name__} is called with {', '.join(asked)}, which sdpa_qkv does not do; leave "
+                "it out, or write an inner_wrapper of your own"
+            )
+        scale = given.get("scale") if given.get("scaling") is None else given["scaling"]
+        return attend(scaled(args[0], scale), *args[1:3], given.get("rope"), given["documents"])
 
     return compute
+
+
+_TAKEN = frozenset({"rope", "documents", "scale", "scaling"})
+_WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "output_router_logits"})
+"""What models of transformers hand on to every attention, and no causal attention without a cache needs."""
+_NOTHING = {"dropout": 0.0, "dropout_p": 0.0, "is_causal": True, "enable_gqa": True}
+"""Values that ask for no more than causal attention does."""
+
+
+def asked_for(arguments: Mapping[str, Any]) -> list[str]:
+    """Names of those `arguments` of an attention that ask for more than causal attention within documents."""
+    return [
+        name
+        for name, x in arguments.items()
+        if x is not None and name not in _WITHOUT_EFFECT and not (name in _NOTHING and x == _NOTHING[name])
+    ]
+
+
+def scaled(query: torch.Tensor, scale: float | None) -> torch.Tensor:
+    """`query` [..., D] for scores that are to be multiplied by `scale`, and are by 1 / sqrt(D), which is also None."""
+    size = query.shape[-1]
+    return query if scale is None or scale == size**-0.5 else query * (scale * size**0.5)
 
 
 def arguments_of(target_module: Any) -> list[str]:
