@@ -97,6 +97,9 @@ class AutoCausalLM(BaseModel):
             attention.register()
             experts.register()
             config = self.hf_config()
+            for output in ("output_attentions", "output_hidden_states", "output_router_logits"):
+                if getattr(config, output, False):  # would be kept by hooks on modules, for nobody
+                    setattr(config, output, False)
             with torch.device("meta"):
                 try:
                     return AutoModelForCausalLM.from_config(

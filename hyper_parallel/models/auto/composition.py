@@ -39,12 +39,10 @@ def strange_composition(model: nn.Module, layout: Layout) -> str | None:
     """
     ids, positions = (torch.empty(2, 3, dtype=torch.int64, device="meta") for _ in range(2))
     base, embedding, head = map(model.get_submodule, (layout.base, layout.embedding, layout.head))
-    # Or the routers, which lie in blocks, would be asked for what they chose.
-    switches = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}
     values = _Values()
     with values.opaque([model.get_submodule(name) for name in layout.blocks]):
         try:
-            theirs = values.of(lambda: model(input_ids=ids, position_ids=positions, use_cache=False, **switches).logits)
+            theirs = values.of(lambda: model(input_ids=ids, position_ids=positions, use_cache=False).logits)
             their_steps = values.steps
             ours = values.of(lambda: head(hidden_states(base, embedding, ids, positions, None)))
         except Exception as error:  # whatever the code of a family raises

@@ -55,6 +55,8 @@ def test_others_are_understood_though_norms_round(family: str) -> None:
     training = TrainingConfig(dtype="bfloat16")
     model = HyperAutoModelForCausalLM.from_config(config_class(vocab_size=64, **sizes), training=training)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    hooked = {type(module).__name__ for module in model.modules() if module._forward_hooks}
+    assert hooked <= {"Qwen3MoeTopKRouter"}, "the look at the model left hooks"  # ours, for the balance
 
 
 def test_a_scale_of_1_changes_nothing() -> None:
