@@ -133,6 +133,10 @@ class Signature:
     takes_any: bool
     """Whether it has ``**kwargs``."""
 
+    def takes(self, name: str) -> bool:
+        """Whether a keyword of that name can be given."""
+        return self.takes_any or name in self.parameters
+
 
 @functools.cache
 def read_signature(callable: Callable[..., Any]) -> Signature:

@@ -31,9 +31,10 @@ from hyper_parallel.config.sections import (
     ParallelismConfig,
     TrainingConfig,
 )
-from hyper_parallel.config.target import Target
+from hyper_parallel.config.target import Target, read_signature
 from hyper_parallel.distributed.activation_checkpoint import activation_checkpoint_faults
 from hyper_parallel.distributed.capabilities import capability_faults
+from hyper_parallel.distributed.fsdp import fsdp_needed
 from hyper_parallel.distributed.topology import Degrees, given_degrees, resolve_degrees
 from hyper_parallel.protocols.model_spec import ModelSpec
 from hyper_parallel.protocols.plan_override import PlanOverride
@@ -154,7 +155,7 @@ class TrainerConfig(Configurable.Config):
         except ConfigError as error:
             yield from error.faults
         else:
-            yield from _model_faults(self)
+            yield from _model_faults(self, world_size)
         yield from dataset_faults(self)
         yield from _tokenizer_faults(self)
         yield from _weights_faults(self)
@@ -190,7 +191,7 @@ class TrainerConfig(Configurable.Config):
         yield from _sink_faults(self)
 
 
-def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
+def _model_faults(config: TrainerConfig, world_size: int) -> Iterator[Fault]:
     spec = config.model_spec
     if spec is None:
         remedy = (
@@ -203,6 +204,8 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
         fact = f"given, but {spec.name} is built by its build_model_fn, which is told of none"
         remedy = "name HyperAutoModelForCausalLM.from_pretrained as the _target_ of the model"
         yield Fault("plan_overrides", fact, remedy)
+    if isinstance(spec.target, Target) and not read_signature(type(spec.target).callable).takes("distributed_setup"):
+        yield from _untold_faults(config, spec.target.target_path, world_size)
     if spec.builds_whole and spec.pipelining_fn is not None and config.parallelism.pp > 1:
         fact = f"{config.parallelism.pp}, but {spec.name} has a build_model_fn, which builds whole models"
         yield Fault("parallelism.pp", fact, "set 1, or leave build_model_fn None")
@@ -223,6 +226,18 @@ def _model_faults(config: TrainerConfig) -> Iterator[Fault]:
                 if degree > 1 and not model.sharding:
                     fact = f"{degree}, but {spec.name} has no {kind}-parallel plan"
                     yield Fault(f"parallelism.{axis}", fact, "set 1, or choose another model")
+
+
+def _untold_faults(config: TrainerConfig, target: str, world_size: int) -> Iterator[Fault]:
+    """What the run asks of a model whose function is told of none of it."""
+    fact = f"but {target}, which makes the model, takes no distributed_setup"
+    remedy = "let it take distributed_setup, and hand that on to HyperAutoModelForCausalLM"
+    if config.plan_overrides:
+        yield Fault("plan_overrides", f"given, {fact}", f"{remedy}, or leave them out")
+    if world_size > 1:
+        yield Fault("model_spec", f"{world_size} ranks share the work, {fact}", f"{remedy}, or start one process")
+    elif fsdp_needed(config.training, config.parallelism, world_size):
+        yield Fault("model_spec", f"mixed precision or parallelism.cpu_offload is asked for, {fact}", remedy)
 
 
 def _unplanned_faults(config: TrainerConfig, spec: ModelSpec) -> Iterator[Fault]:

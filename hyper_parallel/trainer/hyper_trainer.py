@@ -23,6 +23,7 @@ class HyperTrainer(BaseTrainer, Configurable):
         self.state = TrainerState(max_steps=self.training_steps)
         model_config = phases.prepare_model_config(config)  # 4
         model, self.model_parts = phases.build_model(config, model_config, self.parallel_dims)  # 5 to 8
+        phases.check_vocabulary(self.tokenizer, self.model_parts[-1].vocab_size)
         self.optimizers = phases.build_optimizers(config, self.model_parts, self.parallel_dims)  # 9
         self.lr_schedulers = phases.build_lr_schedulers(config, self.optimizers, self.training_steps)
         self.clip_grad_fn = phases.choose_clip_grad_fn(config, self.model_parts, self.parallel_dims)

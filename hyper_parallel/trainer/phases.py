@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,13 +132,23 @@ def build_tokenizer(config: TrainerConfig) -> BaseTokenizer:
     """
     tokenizer = adopted_tokenizer(config.tokenizer.build(hf_assets_path=config.hf_assets_path))
     vocab_size = getattr(config.model_spec and config.model_spec.model, "vocab_size", None)
-    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+    if vocab_size is not None:
+        check_vocabulary(tokenizer, vocab_size)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: BaseTokenizer, vocab_size: int) -> None:
+    """Of a model that its function alone knows, `vocab_size` is seen when it stands.
+
+    Raises:
+        ConfigError: the tokenizer has ids that the model cannot embed.
+    """
+    if tokenizer.vocab_size > vocab_size:
         raise ConfigError.one(
             "tokenizer",
             f"it has {tokenizer.vocab_size} entries, but the model's vocab_size is {vocab_size}",
             f"choose a tokenizer with {vocab_size} entries or fewer, or a model with a larger vocab_size",
         )
-    return tokenizer
 
 
 def loader_arguments(config: TrainerConfig, parallel_dims: ParallelDims, tokenizer: BaseTokenizer) -> dict[str, Any]:
@@ -310,6 +320,7 @@ def build_model(
             fact = f"{spec.name} made a {type(model).__name__}, which is no BaseModel"
             remedy = "return what HyperAutoModelForCausalLM.from_config or from_pretrained gives, or a BaseModel"
             raise ConfigError.one("model_spec", fact, remedy)
+        raise_faults(_unsharded(config, spec, model, parallel_dims))
         logger.info("model %s:%s, built in one call in %s", spec.name, spec.flavor, config.training.dtype)
         _tell_units([model], parallel_dims)
         return model, [model]
@@ -343,6 +354,22 @@ def _built_whole(
         compile_config=config.compile,
         peft_config=None,
     )
+
+
+def _unsharded(
+    config: TrainerConfig, spec: ModelSpec, model: BaseModel, parallel_dims: ParallelDims
+) -> Iterator[Fault]:
+    """Parameters whose gradients nobody sums over ranks: each rank would train a model of its own."""
+    if not fsdp_needed(config.training, config.parallelism, parallel_dims.world_size):
+        return
+    from torch.distributed.tensor import DTensor
+
+    plain = [name for name, p in model.named_parameters() if p.requires_grad and not isinstance(p, DTensor)]
+    if plain:
+        fact = f"{spec.name} made a model in which FSDP does not hold {plain[0]}" + (
+            f", nor {len(plain) - 1} others of its parameters" if len(plain) > 1 else ""
+        )
+        yield Fault("model_spec", fact, "hand its distributed_setup and training on to HyperAutoModelForCausalLM")
 
 
 def _tell_units(model_parts: list[BaseModel], parallel_dims: ParallelDims) -> None:

@@ -59,6 +59,7 @@ class TextTrainer(BaseTrainer):
     def _build_model_assets(self) -> None:
         """`tokenizer`."""
         self.tokenizer = phases.build_tokenizer(self.config)
+        phases.check_vocabulary(self.tokenizer, self.model_parts[-1].vocab_size)
 
     def _build_data_transform(self) -> None:
         """`data_transform`, or None."""

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from hyper_parallel.models.auto import HyperAutoModelForCausalLM
+from tests.models.auto.folders import FAMILIES
 
 
 class ScaledModelOutputLoss(torch.nn.Module):
@@ -177,6 +178,17 @@ def as_it_is(dataset: Any) -> Any:
 def a_linear_layer(distributed_setup: Any) -> nn.Module:
     """No language model."""
     return nn.Linear(2, 2)
+
+
+def a_model_alone(vocab_size: int, *, training: Any) -> nn.Module:
+    """One that is told of no ranks."""
+    return a_model_of_its_own(vocab_size, training=training)
+
+
+def a_model_of_its_own(vocab_size: int, *, training: Any, **runtime: Any) -> nn.Module:
+    """One that is told of the ranks, and does not hand it on."""
+    config_class, sizes = FAMILIES["llama"]
+    return HyperAutoModelForCausalLM.from_config(config_class(vocab_size=vocab_size, **sizes), training=training)
 
 
 def undecorated(module: nn.Module, module_fqn: str, context: Any) -> nn.Module:

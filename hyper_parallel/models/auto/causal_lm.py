@@ -16,6 +16,7 @@ from hyper_parallel.config.errors import ConfigError, Fault, raise_faults
 from hyper_parallel.config.sections import ParallelismConfig, TrainingConfig
 from hyper_parallel.models.auto import attention, experts
 from hyper_parallel.models.auto.adapted_modules import adapt_modules
+from hyper_parallel.models.auto.composition import hidden_states
 from hyper_parallel.models.auto.initializers import recorded_initializers
 from hyper_parallel.models.auto.layout import layout_faults, layout_of
 from hyper_parallel.models.auto.routing import TokensByRow
@@ -96,6 +97,9 @@ class AutoCausalLM(BaseModel):
             attention.register()
             experts.register()
             config = self.hf_config()
+            for output in ("output_attentions", "output_hidden_states", "output_router_logits"):
+                if getattr(config, output, False):  # would be kept by hooks on modules, for nobody
+                    setattr(config, output, False)
             with torch.device("meta"):
                 try:
                     return AutoModelForCausalLM.from_config(
@@ -213,12 +217,13 @@ class AutoCausalLM(BaseModel):
         self._stats = {}
         self._batch = batch
         with calls_of(self, self._kept_heads):
-            hidden_BTC = self.get_submodule(self.layout.base)(
-                inputs_embeds=self.get_submodule(self.layout.embedding)(rows.input_ids_BT),
-                position_ids=rows.position_ids_BT,
-                use_cache=False,
-                documents=rows.documents,
-            ).last_hidden_state
+            hidden_BTC = hidden_states(
+                self.get_submodule(self.layout.base),
+                self.get_submodule(self.layout.embedding),
+                rows.input_ids_BT,
+                rows.position_ids_BT,
+                rows.documents,
+            )
         output = ModelOutput()
         if stats := [self._stats[layer] for layer in range(len(self.layout.routers))]:
             output = output._replace(tokens_per_expert=torch.stack([each.tokens_BE.sum(0) for each in stats]))

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hyper_parallel.config.errors import Fault
+from hyper_parallel.models.auto.composition import strange_composition
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ def layout_faults(model: nn.Module, layout: Layout) -> Iterator[Fault]:
             yield _fault(name, f"({type(module).__name__}) {reason}")
     if layout.routers and not hasattr(config, "router_aux_loss_coef"):
         yield _fault(kind, "has routers, but its config no router_aux_loss_coef")
+    if reason := strange_composition(model, layout):
+        yield _fault(kind, reason)
 
 
 def _fault(module: str, fact: str) -> Fault:
