@@ -43,6 +43,7 @@ class ParallelDims:
     _efsdp_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
     _dp_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False, compare=False)
     _loss_group: dist.ProcessGroup | None = field(default=None, init=False, repr=False, compare=False)
+    _groups: list[dist.ProcessGroup] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def from_config(cls, parallelism: ParallelismConfig, world_size: int) -> ParallelDims:
@@ -99,13 +100,13 @@ class ParallelDims:
             self.meshes.append(by_experts)
             self._efsdp_mesh = by_experts[(*fsdp_axes[:-1], efsdp)]
             self._expert_mesh = by_experts[(ep, str(MeshAxisName.TP)) if self.tp > 1 else (ep,)]
+        of_axes = [group for each in self.meshes for group in each.get_all_groups()]
+        self._groups = list({id(group): group for group in (*of_axes, self._loss_group, self._dp_group)}.values())
 
-    @property
-    def groups(self) -> list[dist.ProcessGroup]:
-        """Those that `build_mesh` has made or taken, each once."""
-        made = [group for mesh in self.meshes for group in mesh.get_all_groups()]
-        made += [group for group in (self._loss_group, self._dp_group) if group is not None]
-        return list({id(group): group for group in made}.values())
+    def release_groups(self) -> list[dist.ProcessGroup]:
+        """Those that `build_mesh` has made or taken, each once, for the caller to end. Afterwards there are none."""
+        groups, self._groups = self._groups, []
+        return groups
 
     @property
     def dp_enabled(self) -> bool:

@@ -246,5 +246,5 @@ class BaseTrainer:
             logger.error("%s", error)
         if not failed:
             self.checkpointer.close()
-            destroy_distributed(self.parallel_dims.groups)
+            destroy_distributed(self.parallel_dims.release_groups())
             dump_folder.release(self.config.dump_folder)

@@ -129,12 +129,14 @@ def train_repeatedly() -> tuple[list[float], list[int]]:
     for _ in range(3):
         dims = ParallelDims.from_config(ParallelismConfig(dp_replicate=2, dp_shard=1), world_size=2)
         dims.build_mesh("cpu")
-        assert dims.groups[0] is dist.group.WORLD and len(dims.groups) == 2
         linear = torch.nn.Linear(4, 4)
         fully_shard(linear, mesh=dims.fsdp_mesh)
         linear(torch.ones(2, 4)).sum().backward()
         del linear
-        destroy_distributed(dims.groups)
+        groups = dims.release_groups()
+        assert groups[0] is dist.group.WORLD and len(groups) == 2 and not dims.release_groups()
+        destroy_distributed(groups)
+        del groups
         del dims
         gc.collect()
         total = torch.tensor(1.0 + dist.get_rank())
