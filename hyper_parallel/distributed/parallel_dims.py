@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from hyper_parallel.config.sections import ParallelismConfig
+from hyper_parallel.distributed.process_group import forget_meshes
 from hyper_parallel.distributed.topology import resolve_degrees
 from hyper_parallel.protocols.mesh import MeshAxisName
 
@@ -75,6 +76,7 @@ class ParallelDims:
             return
         from torch.distributed.device_mesh import init_device_mesh
 
+        forget_meshes()  # a model of a run before may have been looked at since its groups ended
         axes: dict[str, int] = {}
         if self.dp_replicate > 1:
             axes[MeshAxisName.DP_REPLICATE] = self.dp_replicate

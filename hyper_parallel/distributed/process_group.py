@@ -28,6 +28,11 @@ def launched_world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def launched_rank() -> int:
+    """This process's place: in the process group that stands, else torchrun's RANK, else 0."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
 def rank() -> int:
     """This process's place in the process group, 0 without one."""
     return dist.get_rank() if dist.is_initialized() else 0
@@ -72,7 +77,7 @@ def join_fake(own_rank: int, ranks: int) -> None:
 def leave_fake() -> None:
     """Leaves the group of `join_fake`."""
     dist.destroy_process_group()
-    _forget_meshes()
+    forget_meshes()
 
 
 def is_fake(group: dist.ProcessGroup | None = None) -> bool:
@@ -143,12 +148,12 @@ def destroy_distributed(groups: Iterable[dist.ProcessGroup] = (), *, callers_too
     if is_left:
         dist.destroy_process_group()
         _joined_here = False
-    _forget_meshes()
+    forget_meshes()
     gc.collect()
 
 
-def _forget_meshes() -> None:
-    """Has torch forget the meshes of groups that have ended, which compare equal to those of the next."""
+def forget_meshes() -> None:
+    """Has torch forget the meshes of groups that have ended, which compare equal to those that are made next."""
     from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 

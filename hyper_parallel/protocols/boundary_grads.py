@@ -26,18 +26,29 @@ def with_grads(
 
     summand: NamedPlacement = {MeshAxisName.TP: Partial()}
     made, derived_made = _made(entry), None if base is None else _made(base)
-    is_made_alike = base is not None and made in (None, derived_made)
+    is_given_alike = base is not None and all(given(entry, name) == given(base, name) for name in base.in_src)
+    if made is None and not is_given_alike and any(is_divided(given(entry, name)) for name in entry.in_src):
+        made = "parts"
+    is_made_alike = base is not None and (made == derived_made or (made is None and is_given_alike))
     kept = {
         name
         for name, placement in entry.state_shardings.items()
         if is_made_alike and base is not None and base.state_shardings.get(name) == placement
     }
+    in_grads: dict[str, NamedPlacement] = {}
     if base is not None and (dividing if base_dividing else is_made_alike):
         in_grads = {name: grad for name, grad in base.in_grads.items() if given(entry, name) == given(base, name)}
-    else:
-        # Layers within another, which sums for them, give parts of features: they are the ones without a derived part.
-        sums = made == "summands" or (made == "parts" and base is not None)
-        in_grads = {name: summand for name in entry.in_src if sums and not is_divided(given(entry, name))}
+    if made in ("parts", "summands"):
+        whole = {name for name in entry.in_src if not is_divided(given(entry, name))}
+        if base_dividing:
+            # Only a function of the user's makes parts by itself, and no layer around it sums for that.
+            sums_all, gathered = entry.compute is not None and not dividing, set()
+        else:
+            # A layer around one that gives parts of features sums for it: for all that have an entry in the plan but
+            # give none there. What it gathers is whole here alone, so that sum is its own.
+            sums_all = not is_made_alike and (made == "summands" or base is not None)
+            gathered = {name for name in whole if is_divided(entry.in_src[name])}
+        in_grads |= dict.fromkeys(whole if sums_all else gathered, summand)
     state_grads = {
         name: summand
         for name, placement in entry.state_shardings.items()

@@ -69,6 +69,8 @@ def overridden(entry: ShardingConfig, base: ShardingConfig | None, override: Pla
         # What stays where it is may be named or not. In validate mode it must be: it becomes a DTensor.
         changes["in_src"] = {name: src for name, src in base.in_src.items() if _stays(base, name)} | changes["in_src"]
     merged = replace(entry, **changes)
+    faults += _impossible(path, merged)
+    raise_faults(faults)
     if not merged.out_dst:
         return replace(merged, out_dst=None)
     if len(merged.out_src) != len(merged.out_dst):
@@ -79,6 +81,24 @@ def overridden(entry: ShardingConfig, base: ShardingConfig | None, override: Pla
             fact = "is to be turned into something, but out_src does not say how it lies"
             raise ConfigError.one(f"{path}.out_dst.{i}", fact, "write it there, or none here")
     return merged
+
+
+def _impossible(path: str, entry: ShardingConfig) -> Iterator[Fault]:
+    """Faults of moves over axis tp that no collective does."""
+    from hyper_parallel.protocols.boundary import placed
+    from hyper_parallel.protocols.redistribute import collective
+
+    outs = zip(entry.out_src, entry.out_dst or (), strict=False)
+    moved: list[tuple[str, NamedPlacement | None, NamedPlacement | None]] = [
+        *((f"in_dst.{name}", entry.in_src.get(name), dst) for name, dst in entry.in_dst.items()),
+        *((f"out_dst.{i}", src, dst) for i, (src, dst) in enumerate(outs)),
+    ]
+    for field, src, dst in moved:
+        if src is None or dst is None:
+            continue
+        before, after = placed(src, MeshAxisName.TP), placed(dst, MeshAxisName.TP)
+        if before != after and collective(before, after) is None:
+            yield Fault(f"{path}.{field}", f"{before!r} cannot become {after!r}", "go by replicate, or leave it")
 
 
 def _stays(base: ShardingConfig, argument: str) -> bool:

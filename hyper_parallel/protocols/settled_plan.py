@@ -44,6 +44,7 @@ class Settling:
             dividing, base_dividing = self._dividing(name, self._written), self._dividing(name, self._derived)
             if base is not None and base_dividing and dividing:
                 yield from _unsummed(path, name, entry, base, dividing, base_dividing)
+            yield from self._misfits(path, name, base_dividing - dividing)
             within = [each for inner in self._within(name) if (each := self._written(inner)) is not None]
             try:
                 entry = _computed(entry, base, name, path, within)
@@ -54,6 +55,25 @@ class Settling:
             if name in self.own or entry != base:
                 settled[name] = entry
         self.own |= settled
+
+    def _misfits(self, path: str, name: str, whole: set[str]) -> Iterator[Fault]:
+        """Faults of modules within `name` that the plan gives parts, where some of `whole` now hand on wholes."""
+        handing = [each for each in sorted(whole) if not _hands_on_parts(self.own.get(each))]
+        written = [self.own[inner] for inner in self._within(name) if inner in self.own and inner != name]
+        if any(
+            _hands_on_parts(entry) and not any(is_divided(given(entry, a)) for a in entry.in_src) for entry in written
+        ):
+            return  # one of them cuts
+        for inner in self._within(name):
+            entry = self._derived(inner)
+            if not handing or inner in self.own or entry is None:
+                continue
+            if any(is_divided(given(entry, argument)) for argument in entry.in_src):
+                leaves = ", ".join(each.rpartition(".")[2] for each in handing)
+                fact = (
+                    f"each rank now has the whole of what {leaves} make, and {of_all_layers(inner)} takes a part of it"
+                )
+                yield Fault(path, fact, "write the boundary of that, too, or an out_dst of theirs")
 
     def _written(self, name: str) -> ShardingConfig | None:
         return self.own.get(name) or plan_of(name, self.plan)
@@ -86,7 +106,7 @@ def _unsummed(
         return ", ".join(each.rpartition(".")[2] for each in sorted(names))
 
     where = of_all_layers(name)
-    if whole := base_dividing - dividing:
+    if entry.compute is None and (whole := base_dividing - dividing):
         fact = f"within {where} each rank computes a part of {leaves(dividing)}, and the whole of {leaves(whole)}"
         fact += ", but the gradient of what all are given is summed over tp"
         yield Fault(path, fact, "divide all of them, or none")
@@ -94,6 +114,11 @@ def _unsummed(
         if is_divided(grad) and argument not in entry.in_src:
             fact = f"{argument} of {where} is not named, but each rank computes a part of {leaves(base_dividing)}, so "
             yield Fault(f"{path}.in_src", f"{fact}its gradient must be summed", f"write {argument}: replicate")
+
+
+def _hands_on_parts(entry: ShardingConfig | None) -> bool:
+    """Whether `entry` says that what comes behind the module is divided over tp. None says nothing."""
+    return entry is None or any(map(is_divided, entry.out_dst or entry.out_src))
 
 
 def _computed(

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from hyper_parallel.config.errors import ConfigError
 from hyper_parallel.distributed.file_lock import lock
+from hyper_parallel.distributed.process_group import launched_rank
 
 LOCK = "run.lock"
 """Its lock counts, not whether it is there: it stays, and the system lets go of it when its holder ends, however."""
@@ -30,7 +31,7 @@ def hold(folder: str | Path) -> None:
     # A lock of POSIX, not flock(2): children, such as workers that outlive a killed run, do not inherit it. It would be
     # lost if this process closed another descriptor of the file, so each is opened once.
     folder = Path(folder).resolve()
-    if int(os.environ.get("RANK", "0")) != 0 or folder in _held:
+    if launched_rank() != 0 or folder in _held:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -210,7 +210,7 @@ def test_gradients_follow_what_is_written() -> None:
     assert grads(out_dst=("replicate",)) == (layer.in_grads, layer.state_grads)
     assert grads(out_src=("replicate",)) == (layer.in_grads, {})  # summed within it
     assert grads(out_src=("shard(2)",)) == ({"x": summand}, {"scale": summand})
-    assert grads(in_dst={"x": "shard(2)"}) == ({}, {"scale": summand})
+    assert grads(in_dst={"x": "shard(1)"}) == ({}, {"scale": summand})
     assert grads(params={"scale": "shard(0)"}) == ({"x": summand}, {})
     whole = PlanOverride(match="layer.*", params={"weight": "replicate"}, out_src=("replicate",))
     assert grads(whole, out_src=("replicate",)) == ({}, {})
@@ -226,7 +226,24 @@ def test_gradients_follow_what_is_written() -> None:
     with pytest.raises(ConfigError, match=fact):
         grads(whole, in_src={"x": "auto"}, in_dst={"x": "auto"})
 
+    inner = {"layer.norm": ShardingConfig(in_src={"x": {TP: Shard(2)}}, out_src=({TP: Shard(2)},))}
+    modules |= {"layer.norm": Layer()}
+    fact = (
+        r"^plan_overrides.0: each rank now has the whole of what gate, up make, and layer.norm takes a part of it; wr"
+    )
+    projections = whole.derive(match=("layer.up", "layer.gate"))
+    with pytest.raises(ConfigError, match=fact):
+        grads(projections, base=plan | inner, out_src=("replicate",))
+    cut = projections.derive(out_dst=("shard(2)",))
+    assert grads(cut, base=plan | inner, in_src={"x": "shard(1)"})[0] == {}
+
     alone: ShardingPlan = {"layer": column}
+    with pytest.raises(
+        ConfigError, match=r"^plan_overrides.0.out_dst.0: Replicate\(\) cannot become Partial\(sum\); go b"
+    ):
+        grads(base=alone, out_src=("replicate",), out_dst=("partial",))
+    gathers: dict[str, Any] = {"params": {}, "in_src": {"x": "shard(2)"}, "in_dst": {"x": "replicate"}}
+    assert grads(base={"": column}, **gathers, out_src=("shard(2)",)) == ({"x": summand}, {})
     assert grads(base=alone, params={"weight": "shard(1)"}, in_src={"x": "shard(2)"}) == ({}, {})
     written: dict[str, Any] = {"params": {"weight": "shard(0)", "bias": "replicate"}, "in_src": {"x": "replicate"}}
     assert grads(base={"": column}, **written, out_src=("shard(2)",)) == ({}, {"bias": summand})

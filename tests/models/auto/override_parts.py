@@ -146,3 +146,9 @@ def masked(target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: A
         return F.scaled_dot_product_attention(q, k, v, mask_TT, enable_gqa=True).transpose(1, 2)
 
     return compute
+
+
+@local_compute
+def own_rows(mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any) -> Any:
+    """A rank's part of the features, by its rows of a matrix that it has all of."""
+    return lambda module, input: F.linear(input, module.weight.chunk(tp_mesh.size())[tp_mesh.get_local_rank()])

@@ -65,7 +65,7 @@ def inner(wrapper: Any, target: str = "core", **more: Any) -> PlanOverride:
     )
 
 
-def computed(match: str, factory: Any, *, dispatch: bool = False, **arguments: Any) -> PlanOverride:
+def computed(match: str | tuple[str, ...], factory: Any, *, dispatch: bool = False, **arguments: Any) -> PlanOverride:
     return PlanOverride(match=match, local_compute_fn=Target.of(factory, **arguments), region_dispatch=dispatch)
 
 
@@ -101,6 +101,10 @@ GATHERED = [
     PlanOverride(match=OUT, out_dst=("partial",)),
 ]
 """One that is whole on each rank, from what is gathered; and a sum that is left one."""
+INTO = tuple(f"{MLP}.{name}_proj" for name in ("gate", "up"))
+CUT = [PlanOverride(match=INTO, params={"weight": "replicate"}, out_src=("replicate",), out_dst=("shard(2)",))]
+"""Nothing in it divides what it is given, though it ends in a sum."""
+OWN_ROWS = [computed(INTO, parts.own_rows).derive(params={"weight": "replicate"})]
 WHOLE_EMBEDDING = [
     PlanOverride(match="model.embed_tokens", params={"weight": "replicate"}, out_src=("replicate",)),
     PlanOverride(match=ATTENTION, in_src={"hidden_states": "replicate", "attention_mask": "replicate"}),
@@ -129,6 +133,8 @@ CASES: dict[str, tuple[dict[str, Any], list[PlanOverride]]] = {
     "qwen3: mlp computed by every rank": (TP, EVERY_RANK),
     "qwen3: layers that sum within": (TP, SUMMED_WITHIN),
     "qwen3: a matrix from what is gathered": (TP, GATHERED),
+    "qwen3: features that are cut": (TP | {"sequence_parallel": True}, CUT),
+    "qwen3: rows of matrices that each rank has whole": (TP, OWN_ROWS),
     "qwen3: an embedding on every rank, validated": (TP | VALIDATE, WHOLE_EMBEDDING),
     "qwen3: an own attention around sdpa_qkv, documents": (CP, [CORED, inner("sdpa_qkv", when="cp")]),
     "qwen3: around sdpa_hf, documents": (CP | {"cp_method": "allgather"}, [HF_CORED, inner("sdpa_hf")]),
