@@ -108,8 +108,11 @@ class AutoCausalLM(BaseModel):
                         attn_implementation=attention.NAME,
                         experts_implementation=experts.NAME,
                     )
-                except ValueError as error:  # no such class, or none whose attention can be chosen
-                    fact = f"transformers makes no causal model of it: {' '.join(str(error).split())[:200]}"
+                except Exception as error:  # no such class, or what its code does where no attention can be chosen
+                    cause = " ".join(f"{type(error).__name__}: {error}".split())
+                    fact = (
+                        f"transformers makes no causal model of it, to which an attention can be given ({cause[:200]})"
+                    )
                     raise ConfigError.one("model_spec", fact, "choose another model") from error
 
         def update_from_config(self, trainer_config: Any) -> None:

@@ -126,3 +126,10 @@ def test_a_forward_that_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(transformers.LlamaModel, "forward", forward)
     found = strangeness(transformers.LlamaConfig(**SIZES))
     assert found == "cannot be followed from token ids to logits (KeyError: 'cache')"
+
+
+def test_what_transformers_cannot_make_with_an_attention_of_ours() -> None:
+    neo = transformers.GPTNeoConfig(hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global"], 2]])
+    fact = r"^model_spec: transformers makes no causal model of it, to which .* can be given \(KeyError: 'hyper_paralle"
+    with pytest.raises(ConfigError, match=fact):
+        HyperAutoModelForCausalLM.from_config(neo)
