@@ -27,7 +27,7 @@ def with_grads(
     summand: NamedPlacement = {MeshAxisName.TP: Partial()}
     made, derived_made = _made(entry), None if base is None else _made(base)
     is_given_alike = base is not None and all(given(entry, name) == given(base, name) for name in base.in_src)
-    if made is None and not is_given_alike and any(is_divided(given(entry, name)) for name in entry.in_src):
+    if made is None and not is_given_alike and is_given_parts(entry):
         made = "parts"
     is_made_alike = base is not None and (made == derived_made or (made is None and is_given_alike))
     kept = {
@@ -61,8 +61,12 @@ def with_grads(
 
 def divides(entry: ShardingConfig) -> bool:
     """Whether each rank of axis tp computes a part from the whole of what it is given, by its part of the states."""
-    states = any(map(is_divided, entry.state_shardings.values()))
-    return states and not any(is_divided(given(entry, argument)) for argument in entry.in_src)
+    return any(map(is_divided, entry.state_shardings.values())) and not is_given_parts(entry)
+
+
+def is_given_parts(entry: ShardingConfig) -> bool:
+    """Whether forward is given any argument that is divided over axis tp."""
+    return any(is_divided(given(entry, argument)) for argument in entry.in_src)
 
 
 def is_divided(placement: NamedPlacement | None) -> bool:

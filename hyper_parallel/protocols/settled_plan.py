@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.config.errors import ConfigError, Fault
-from hyper_parallel.protocols.boundary_grads import divides, given, is_divided, with_grads
+from hyper_parallel.protocols.boundary_grads import divides, given, is_divided, is_given_parts, with_grads
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.module_names import of_all_layers, with_outer
 from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan, plan_of
@@ -59,19 +59,15 @@ class Settling:
     def _misfits(self, path: str, name: str, whole: set[str]) -> Iterator[Fault]:
         """Faults of modules within `name` that the plan gives parts, where some of `whole` now hand on wholes."""
         handing = [each for each in sorted(whole) if not _hands_on_parts(self.own.get(each))]
-        written = [self.own[inner] for inner in self._within(name) if inner in self.own and inner != name]
-        if any(
-            _hands_on_parts(entry) and not any(is_divided(given(entry, a)) for a in entry.in_src) for entry in written
-        ):
-            return  # one of them cuts
-        for inner in self._within(name):
-            entry = self._derived(inner)
-            if not handing or inner in self.own or entry is None:
-                continue
-            if any(is_divided(given(entry, argument)) for argument in entry.in_src):
-                leaves = ", ".join(each.rpartition(".")[2] for each in handing)
+        cuts = any(each in self.own and each != name and _cuts(self.own[each]) for each in self._within(name))
+        if not handing or cuts:
+            return
+        leaves = ", ".join(each.rpartition(".")[2] for each in handing)
+        for each in self._within(name):
+            entry = self._derived(each)
+            if each not in self.own and entry is not None and is_given_parts(entry):
                 fact = (
-                    f"each rank now has the whole of what {leaves} make, and {of_all_layers(inner)} takes a part of it"
+                    f"each rank now has the whole of what {leaves} make, and {of_all_layers(each)} takes a part of it"
                 )
                 yield Fault(path, fact, "write the boundary of that, too, or an out_dst of theirs")
 
@@ -121,6 +117,11 @@ def _hands_on_parts(entry: ShardingConfig | None) -> bool:
     return entry is None or any(map(is_divided, entry.out_dst or entry.out_src))
 
 
+def _cuts(entry: ShardingConfig) -> bool:
+    """Whether `entry` is given wholes, and what comes behind it is divided over tp."""
+    return _hands_on_parts(entry) and not is_given_parts(entry)
+
+
 def _computed(
     entry: ShardingConfig, base: ShardingConfig | None, name: str, path: str, within: Iterable[ShardingConfig]
 ) -> ShardingConfig:
@@ -157,7 +158,7 @@ def _is_partial(placement: NamedPlacement) -> bool:
 
 
 def _divides_any(entry: ShardingConfig) -> bool:
-    return any(map(is_divided, [*entry.state_shardings.values(), *(given(entry, name) for name in entry.in_src)]))
+    return is_given_parts(entry) or any(map(is_divided, entry.state_shardings.values()))
 
 
 def _tp_parts(entry: ShardingConfig) -> tuple[Any, ...]:

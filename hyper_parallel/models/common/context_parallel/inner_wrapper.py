@@ -16,6 +16,12 @@ from hyper_parallel.models.common.context_parallel.spread_attention import OwnTo
 from hyper_parallel.protocols.injected_compute import inner_wrapper, named_arguments
 from hyper_parallel.protocols.override_factories import takes_any
 
+_TAKEN = frozenset({"rope", "documents", "scale", "scaling"})
+_WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "output_router_logits"})
+"""What models of transformers hand on to every attention, and no causal attention without a cache needs."""
+_NOTHING = {"dropout": 0.0, "dropout_p": 0.0, "is_causal": True, "enable_gqa": True}
+"""Values that ask for no more than causal attention does."""
+
 
 @inner_wrapper
 def sdpa_qkv(target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh: Any) -> Callable[..., torch.Tensor]:
@@ -46,13 +52,6 @@ def sdpa_qkv(target_module: Any, mesh: Any, tp_mesh: Any, cp_mesh: Any, ep_mesh:
         return attend(scaled(args[0], scale), *args[1:3], given.get("rope"), given["documents"])
 
     return compute
-
-
-_TAKEN = frozenset({"rope", "documents", "scale", "scaling"})
-_WITHOUT_EFFECT = frozenset({"position_ids", "use_cache", "output_router_logits"})
-"""What models of transformers hand on to every attention, and no causal attention without a cache needs."""
-_NOTHING = {"dropout": 0.0, "dropout_p": 0.0, "is_causal": True, "enable_gqa": True}
-"""Values that ask for no more than causal attention does."""
 
 
 def asked_for(arguments: Mapping[str, Any]) -> list[str]:
