@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -70,6 +71,11 @@ class BaseLoss(Configurable, ABC):
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """All arguments of the model's forward: those of `batch`, and what has this loss computed inside."""
         return {**batch, "loss_fn": self}
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """What is computed within is measured, not trained."""
+        yield
 
     @abstractmethod
     def __call__(self, hidden_BTD: Tensor, lm_head: LMHead, labels_BT: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -87,6 +88,17 @@ class ModuleLoss(BaseLoss):
         """Tells the module of the model, if it wants to know."""
         if hasattr(self.module, "bind_model"):
             self.module.bind_model(model, distributed_setup)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The module is in eval mode within, and each part of it as it was behind."""
+        was_training = [(part, part.training) for part in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for part, training in was_training:
+                part.training = training
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         prepare = getattr(self.module, "prepare_model_inputs", None)

@@ -170,11 +170,20 @@ class AdamW(OptimizersContainer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the running means; the settings stay those of this run's Config, and lr is the scheduler's.
 
+        So are betas that torch's schedulers of cycles change, which mark their groups with `max_momentum`.
+
         Raises:
             KeyError: a parameter of this optimizer is missing in `state_dict`.
         """
         settings = [
-            [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups]
+            [
+                {
+                    k: v
+                    for k, v in group.items()
+                    if k not in ("params", "lr", "betas" if "max_momentum" in group else "")
+                }
+                for group in optimizer.param_groups
+            ]
             for optimizer in self.optimizers
         ]
         super().load_state_dict(state_dict)

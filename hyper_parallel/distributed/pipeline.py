@@ -91,7 +91,7 @@ class Pipeline:
         """
         assert parallel_dims.pp_group is not None, "a pipeline has more than one rank"
         self._parts, self._group = model_parts, parallel_dims.pp_group
-        self._micro_batches = micro_batches
+        self._micro_batches, self._shape = micro_batches, (rows, tokens)
         count = parallelism.pp * stages_per_rank(parallelism)
         boundary = model_parts[0].boundary(rows, tokens, dtype, parallelism)
         losses = (torch.empty((), device="meta"),) * 2
@@ -123,7 +123,7 @@ class Pipeline:
             What the whole model gave for each micro-batch, detached, on every rank.
 
         Raises:
-            RunError: there is another number of micro-batches than the schedule was made for.
+            RunError: there is another number of micro-batches than the schedule was made for, or one has another shape.
         """
         self._run(self._schedule.step, batches, objective)
         self._sum_copied_gradients()
@@ -140,6 +140,13 @@ class Pipeline:
             raise RunError(
                 f"the dataloader gave {len(batches)} micro-batches for a step, but the pipeline was made for "
                 f"{self._micro_batches}; a dataloader gives global_batch_size / (micro_batch_size x data-parallel size)"
+            )
+        shapes = {tuple(batch["input_ids_BT"].shape) for batch in batches} - {self._shape}
+        if shapes:
+            raise RunError(
+                f"a micro-batch has [rows, tokens] {list(min(shapes))}, but parallelism.pp sends all from stage to "
+                f"stage as training.micro_batch_size x training.seq_len, {list(self._shape)}; pad them in dataset or "
+                "collate_fn"
             )
         self._objective = objective
         for stage in self._stages:

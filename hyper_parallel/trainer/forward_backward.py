@@ -54,7 +54,8 @@ class Accumulation:
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        return torch.stack([_loss_sum(self._forward(micro_batch)) for micro_batch in micro_batches]).sum()
+        with self._loss.evaluating():
+            return torch.stack([_loss_sum(self._forward(micro_batch)) for micro_batch in micro_batches]).sum()
 
     def _forward(self, micro_batch: MicroBatch) -> ModelOutput:
         output: ModelOutput = self._parts[0](**self._loss.model_inputs(self._get_batch(micro_batch)))
@@ -74,7 +75,8 @@ class Pipelined:
         )
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        return torch.stack([_loss_sum(o) for o in self._pipeline.evaluate(self._batches(micro_batches))]).sum()
+        with self._loss.evaluating():
+            return torch.stack([_loss_sum(o) for o in self._pipeline.evaluate(self._batches(micro_batches))]).sum()
 
     def _batches(self, micro_batches: Sequence[MicroBatch]) -> list[dict[str, Any]]:
         return [self._loss.model_inputs(self._get_batch(micro_batch)) for micro_batch in micro_batches]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -246,6 +247,7 @@ def build_dataset_loader(
         micro_batches=_micro_batches(config, parallel_dims),
         seq_len=training.seq_len,
         vocab_size=tokenizer.vocab_size,
+        row_parts=config.parallelism.tp if config.parallelism.sequence_parallel else 1,
     )
 
 
@@ -463,11 +465,26 @@ def build_lr_schedulers(
     if not isinstance(config.lr_scheduler, Target):
         return config.lr_scheduler.build(**own)
     product: Any = config.lr_scheduler.build(**own, optimizer=optimizers.optimizers[0], train_iters=training_steps)
+    if isinstance(product, torch.optim.lr_scheduler.LRScheduler):
+        raise_faults(_plain_scheduler_faults(product, optimizers))
     lacks = [name for name in ("step", "state_dict", "load_state_dict") if not hasattr(product, name)]
     if lacks:
         fact = f"the target made a {type(product).__name__}, which has no {', '.join(lacks)}"
         raise ConfigError.one("lr_scheduler", fact, "return a torch LRScheduler, or write them")
     return product
+
+
+def _plain_scheduler_faults(
+    scheduler: torch.optim.lr_scheduler.LRScheduler, optimizers: OptimizersContainer
+) -> Iterator[Fault]:
+    if (count := len(optimizers.optimizers)) > 1:
+        fact = f"a plain {type(scheduler).__name__}: it sets the rate of one optimizer, and each rank has {count}"
+        yield Fault("lr_scheduler", fact, "schedule all of `optimizers`, or set parallelism.pp 1")
+    try:
+        inspect.signature(scheduler.step).bind()
+    except TypeError:
+        fact = f"a {type(scheduler).__name__}, whose step() takes more than the trainer knows after a step"
+        yield Fault("lr_scheduler", fact, "give one whose step() takes no argument")
 
 
 def build_loss(config: TrainerConfig, model_parts: list[BaseModel], parallel_dims: ParallelDims) -> BaseLoss:

@@ -39,6 +39,7 @@ def pipeline_faults(config: TrainerConfig, dp_size: int | None) -> Iterator[Faul
         )
     made = None if spec is None or spec.model is None else type(spec.model).owner
     per_rank, maker = stages_per_rank(parallelism), getattr(config.optimizer, "callable", None)
+    rates = getattr(config.lr_scheduler, "callable", None)
     refused = {
         "model_spec.pipelining_fn": (
             spec is not None and spec.pipelining_fn is None,
@@ -72,6 +73,10 @@ def pipeline_faults(config: TrainerConfig, dp_size: int | None) -> Iterator[Faul
         "optimizer": (
             per_rank > 1 and isinstance(maker, type) and issubclass(maker, torch.optim.Optimizer),
             f"a plain {getattr(maker, '__name__', '')}: it is made for one model part, and each rank has {per_rank}",
+        ),
+        "lr_scheduler": (
+            per_rank > 1 and isinstance(rates, type) and issubclass(rates, torch.optim.lr_scheduler.LRScheduler),
+            f"a plain {getattr(rates, '__name__', '')}: it is made for one optimizer, and each rank has {per_rank}",
         ),
     }
     for path, (is_on, fact) in refused.items():

@@ -5,8 +5,8 @@ python tests/components/loss_peak_memory.py LOSS VOCAB TOKENS HIDDEN
 
 from __future__ import annotations
 
-import resource
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,8 +15,9 @@ from hyper_parallel.components import loss as losses
 
 
 def peak_bytes() -> int:
-    """Largest resident size of this process so far. The unit of ru_maxrss is KiB on Linux."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Largest resident size of this process so far. ru_maxrss would begin with that of the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def run(loss: losses.BaseLoss, vocab_size: int, tokens: int, hidden_size: int) -> None:

@@ -289,7 +289,7 @@ def test_chunks_under_fsdp() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status is Linux's")
 def test_chunks_peak_under_a_quarter_of_the_whole() -> None:
     def peak(name: str) -> int:
         script = Path(__file__).with_name("loss_peak_memory.py")

@@ -369,6 +369,12 @@ ENDED: dict[str, tuple[Changes, int, str]] = {
         "lr_scheduler: the target made a float, which has no step, state_dict, load_state_dict; return a torch "
         "LRScheduler, or write them",
     ),
+    "config: a scheduler that asks for the loss": (
+        {OPTIMIZER: f"{OPTIMIZER}lr_scheduler: {{_target_: {PARTS}.on_plateau}}\n"},
+        2,
+        "lr_scheduler: a ReduceLROnPlateau, whose step() takes more than the trainer knows after a step; give one "
+        "whose step() takes no argument",
+    ),
     "config: a dataloader that is none": (
         {LOADER: f"dataloader: {{_target_: {PARTS}.number}}\n"},
         2,

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.components.validator import Validator
+from hyper_parallel.config.errors import ConfigError, RunError
 from hyper_parallel.config.sections import ActivationCheckpointConfig, CompileConfig
 from hyper_parallel.config.target import Target
 from hyper_parallel.models import load_hf
@@ -222,6 +223,7 @@ def test_functions_and_optimizers_that_know_no_pipeline_are_refused(dump_folder:
     config.model_spec.pipelining_fn = None
     config.model_spec.clip_grad_fn = print
     config.optimizer = Target.of(torch.optim.SGD, lr=0.1)
+    config.lr_scheduler = Target.of(torch.optim.lr_scheduler.LinearLR)
     assert [(fault.path, fault.fact) for fault in config.cross_faults(2)] == [
         ("model_spec.pipelining_fn", "None: this family cannot be taken apart; parallelism.pp is 2"),
         (
@@ -231,6 +233,10 @@ def test_functions_and_optimizers_that_know_no_pipeline_are_refused(dump_folder:
         (
             "optimizer",
             "a plain SGD: it is made for one model part, and each rank has 2; parallelism.pp is 2",
+        ),
+        (
+            "lr_scheduler",
+            "a plain LinearLR: it is made for one optimizer, and each rank has 2; parallelism.pp is 2",
         ),
     ]
 
@@ -278,6 +284,26 @@ def mixed_step(config: TrainerConfig) -> dict[str, float]:
         return {"loss": record.loss, "aux_loss": record.extra["aux_loss"], "grad_norm": record.grad_norm}
 
 
+def linear(optimizer: torch.optim.Optimizer, **_: Any) -> torch.optim.lr_scheduler.LinearLR:
+    """What only its product tells of: that it sets the rate of one optimizer."""
+    return torch.optim.lr_scheduler.LinearLR(optimizer)
+
+
+def refusals(folder: Path) -> list[str]:
+    """What cannot be told before the parts are made, or before the data are read."""
+    scheduled = saved_config(folder / "scheduled", pp=2, pp_schedule="zbv")
+    scheduled.lr_scheduler = Target.of(linear)
+    with pytest.raises(ConfigError) as unscheduled:
+        scheduled.build()
+    with saved_config(folder / "short", pp=2).build() as trainer:
+        micro_batches = next(trainer.dataloader)
+        short = {name: value[:, :16] for name, value in micro_batches[1].items() if name != "cu_seqlens"}
+        micro_batches[1] = {**short, "cu_seqlens": [0, 16, 32]}
+        with pytest.raises(RunError) as too_short:
+            trainer.train_step(iter([micro_batches]))
+    return [str(unscheduled.value), str(too_short.value)]
+
+
 def most_live(schedule: str, folder: Path) -> int:
     """Micro-batches whose activations this rank holds at the same time, at most, in a step of eight."""
     config = with_parallelism(tiny_config(folder, steps=5, micro_batch_size=1), pp=2, pp_schedule=schedule)
@@ -310,6 +336,7 @@ def save_and_resume(folder: str) -> dict[str, Any]:
     start = saved_config(place / "started", pp=2, pp_schedule="zbv")
     start.checkpoint = CheckpointManager.Config(enable=False, load_from=str(place / "exported"))
     results["started"] = run_to(start, 0)
+    results["refused"] = refusals(place)
     results["masked"] = masked_step(saved_config(place / "masked", pp=2))
     results["mixed"] = mixed_step(saved_config(place / "mixed", pp=2, pp_schedule="zbv"))
     results["live"] = {schedule: most_live(schedule, place / "live") for schedule in ("gpipe", "1f1b")}
@@ -319,6 +346,16 @@ def save_and_resume(folder: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def by_rank(folder: Path) -> list[dict[str, Any]]:
     return run_world(2, save_and_resume, str(folder), timeout=280)
+
+
+def test_one_optimizers_scheduler_and_short_rows_are_refused(by_rank: list[dict[str, Any]]) -> None:
+    for rank in by_rank:
+        assert rank["refused"] == [
+            "lr_scheduler: a plain LinearLR: it sets the rate of one optimizer, and each rank has 2; schedule all of "
+            "`optimizers`, or set parallelism.pp 1",
+            "a micro-batch has [rows, tokens] [2, 16], but parallelism.pp sends all from stage to stage as "
+            "training.micro_batch_size x training.seq_len, [2, 32]; pad them in dataset or collate_fn",
+        ]
 
 
 def together(by_rank: list[dict[str, Any]], name: str) -> dict[str, torch.Tensor]:

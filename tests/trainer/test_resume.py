@@ -15,6 +15,7 @@ import torch
 
 from hyper_parallel.components.checkpoint import CheckpointManager
 from hyper_parallel.components.data import TextDataLoader
+from hyper_parallel.config.target import Target
 from hyper_parallel.trainer import HyperTrainer
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
@@ -93,6 +94,16 @@ def assert_bitwise_equal(folder: Path, result: dict[str, Any]) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_bitwise_equal(tmp_path: Path, num_workers: int) -> None:
     assert_bitwise_equal(tmp_path, straight_and_resumed(tmp_path, {}, num_workers=num_workers))
+
+
+def test_bitwise_equal_where_the_scheduler_cycles_betas(tmp_path: Path) -> None:
+    straight, stopped = config_of(tmp_path / "straight"), config_of(tmp_path / "stopped")
+    for config in (straight, stopped):
+        config.lr_scheduler = Target.of(torch.optim.lr_scheduler.OneCycleLR, max_lr=3e-3, total_steps=STEPS)
+    result: dict[str, Any] = {"straight": run(straight)}
+    run(stopped, stop_in_step=STOPPED)
+    result["lines before"] = [line["step"] for line in metrics(tmp_path / "stopped")]
+    assert_bitwise_equal(tmp_path, result | {"resumed": run(stopped)})
 
 
 def test_bitwise_equal_across_an_epoch_edge(tmp_path: Path) -> None:

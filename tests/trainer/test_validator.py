@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from hyper_parallel.components.data import TextDataLoader
 from hyper_parallel.components.validator import Validator
 from hyper_parallel.config.errors import RunError
+from hyper_parallel.config.target import Target
 from hyper_parallel.trainer.config import TrainerConfig
 from tests.distributed_world import run_world
 from tests.trainer.runs import deterministic, metrics, small_corpus, tiny_config, train, with_parallelism
@@ -60,6 +62,28 @@ def test_leaves_train_mode_random_state_and_data_position(dump_folder: str) -> N
         assert torch.equal(torch.get_rng_state(), rng_state)
         assert trainer.dataloader.state_dict() == position
         assert all(p.grad is None for p in model.parameters())
+
+
+class SmoothedInTraining(nn.Module):
+    """Twice the loss where it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Dropout().eval()
+
+    def forward(self, *, model_output: Any, labels: torch.Tensor) -> torch.Tensor:
+        del labels
+        return model_output.loss * (2 if self.training else 1)
+
+
+def test_a_loss_that_is_a_module_is_measured_in_eval_mode(dump_folder: str) -> None:
+    with validated_config(dump_folder).build() as trainer:
+        expected = trainer.validator.validate()
+    config = validated_config(dump_folder)
+    config.loss = Target.of(SmoothedInTraining)
+    with config.build() as trainer:
+        assert trainer.validator.validate() == pytest.approx(expected, abs=1e-12)
+        assert trainer.loss.module.training and not trainer.loss.module.frozen.training
 
 
 def test_training_is_bitwise_the_same_with_and_without(tmp_path: Path) -> None:

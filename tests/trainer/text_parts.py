@@ -97,6 +97,12 @@ def a_tenth_less_each_step(optimizer: torch.optim.Optimizer, train_iters: int) -
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step if step < train_iters else 0.0)
 
 
+def on_plateau(optimizer: torch.optim.Optimizer, train_iters: int) -> Any:
+    """Its step() takes the loss."""
+    del train_iters
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
 class CountingDataset(torch.utils.data.Dataset):
     """Row i counts up from i."""
 

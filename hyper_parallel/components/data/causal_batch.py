@@ -19,7 +19,7 @@ class BatchError(RunError):
     """What a dataset or collate_fn made is no micro-batch."""
 
 
-def causal_batch(batch: Mapping[str, Any], *, seq_len: int, vocab_size: int) -> dict[str, Any]:
+def causal_batch(batch: Mapping[str, Any], *, seq_len: int, vocab_size: int, row_parts: int = 1) -> dict[str, Any]:
     """`batch` with labels aligned with the logits, as `collate.collate` gives it.
 
     Args:
@@ -27,6 +27,7 @@ def causal_batch(batch: Mapping[str, Any], *, seq_len: int, vocab_size: int) -> 
             counted as ``labels[:, 1:]``. Or `shift_labels`, aligned with the logits. It may have `loss_mask`, of the
             labels' shape, without which all are trained; `attention_mask`, 0 behind the end of rows; and
             `position_ids`, by which a 0 begins a document that attends within itself.
+        row_parts: that sequence parallelism splits each row into.
 
     Raises:
         BatchError: something is missing, unknown, or of the wrong size.
@@ -51,6 +52,11 @@ def causal_batch(batch: Mapping[str, Any], *, seq_len: int, vocab_size: int) -> 
     if ids_BT.dim() != 2 or not 0 < ids_BT.shape[1] <= seq_len:
         shape = list(ids_BT.shape)
         raise BatchError(f"input_ids are {shape}, not [rows, tokens] of at most training.seq_len {seq_len} tokens")
+    if ids_BT.shape[1] % row_parts:
+        raise BatchError(
+            f"input_ids are {list(ids_BT.shape)}: {ids_BT.shape[1]} tokens are not a multiple of parallelism.tp "
+            f"{row_parts}, and sequence_parallel splits every row; pad them in dataset or collate_fn"
+        )
     if sizes := {name: list(x.shape) for name, x in tensors.items() if x.shape != ids_BT.shape}:
         told = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise BatchError(f"{told}: not of the shape of input_ids, {list(ids_BT.shape)}")

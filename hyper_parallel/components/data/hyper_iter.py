@@ -33,6 +33,7 @@ class HyperIter(BaseDataLoader):
         micro_batches: int,
         seq_len: int,
         vocab_size: int,
+        row_parts: int = 1,
     ) -> None:
         """
         Args:
@@ -40,10 +41,11 @@ class HyperIter(BaseDataLoader):
             sampler: what the loader may have been made with.
             steps_per_epoch: the same on all ranks: what one of them has beyond is left out. None: unknown.
             micro_batches: in each item.
+            row_parts: that sequence parallelism splits each row into.
         """
         self._loader, self._micro_batches = loader, micro_batches
         self._sampler = sampler if getattr(loader, "batch_sampler", None) is sampler else None
-        self._seq_len, self._vocab_size = seq_len, vocab_size
+        self._sizes = {"seq_len": seq_len, "vocab_size": vocab_size, "row_parts": row_parts}
         self._steps_per_epoch, self._global_batch_size = steps_per_epoch, global_batch_size
         self._epoch = self._step = 0
         self._items: Iterator[tuple[MicroBatches, int, int]] | None = None
@@ -122,4 +124,4 @@ class HyperIter(BaseDataLoader):
                 f"an item of the dataloader is a {type(item).__name__}{size}; it must be a list of the "
                 f"{self._micro_batches} micro-batches of a step, each a dict; let collate_fn make it"
             )
-        return [causal_batch(batch, seq_len=self._seq_len, vocab_size=self._vocab_size) for batch in item]
+        return [causal_batch(batch, **self._sizes) for batch in item]

@@ -77,6 +77,17 @@ def test_what_is_no_micro_batch_is_refused(name: str) -> None:
         made(**fields)
 
 
+def test_rows_that_sequence_parallelism_cannot_split_are_refused() -> None:
+    rows = {"input_ids": torch.ones(1, 6), "labels": torch.ones(1, 6)}
+    assert causal_batch(rows, seq_len=8, vocab_size=10, row_parts=2)["input_ids"].shape == (1, 6)
+    with pytest.raises(BatchError) as error:
+        causal_batch(rows, seq_len=8, vocab_size=10, row_parts=4)
+    assert str(error.value) == (
+        "input_ids are [1, 6]: 6 tokens are not a multiple of parallelism.tp 4, and sequence_parallel splits every row"
+        "; pad them in dataset or collate_fn"
+    )
+
+
 def test_rows_of_a_step_are_the_same_on_every_number_of_ranks() -> None:
     def steps(dp_size: int, epoch: int = 0, **sizes: int) -> list[list[int]]:
         arguments = {"micro_batch_size": 1, "global_batch_size": 4, "seed": 42} | sizes
