@@ -50,10 +50,10 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @functools.cache
-def spec_of(model: str) -> ModelSpec:
-    """The ModelSpec of one of MODELS, which nothing changes: a run takes a copy."""
+def spec_of(model: str, **more: Any) -> ModelSpec:
+    """The ModelSpec of one of MODELS with `more` sizes, which nothing changes: a run takes a copy."""
     family, sizes = MODELS[model]
-    return family.create_model_spec("debug", **sizes)
+    return family.create_model_spec("debug", **sizes, **more)
 
 
 def literals(section: type, name: str) -> tuple[Any, ...]:

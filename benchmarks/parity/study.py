@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from benchmarks.parity.combination import MODELS, Combination
+from benchmarks.parity.combination import Combination, spec_of
 from benchmarks.parity.run import TOLERANCE, quiet
 from hyper_parallel import loss_compare
 from hyper_parallel.components.data import TextDataLoader
@@ -67,8 +67,7 @@ def config_of(run: Combination, folder: Path, dtype: str, steps: int, **checkpoi
     for name, value in DTYPES[dtype].items():
         setattr(config.training, name, value)
     if dtype != "float64":
-        family, sizes = MODELS[run.model]
-        config.model_spec = family.create_model_spec("debug", **sizes, initializer_range=PARTING_INIT_STD)
+        config.model_spec = spec_of(run.model, initializer_range=PARTING_INIT_STD)
         config.optimizer = AdamW.Config(lr=PARTING_RATE)
         config.lr_scheduler = LRSchedulersContainer.Config(warmup_steps=min(PARTING_WARMUP, steps - 1))
         config.training.seq_len = PARTING_TOKENS

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hyper_parallel.components.eval_mode import eval_mode
 from hyper_parallel.components.loss import IGNORE_INDEX, AutoCELoss, BaseLoss, LMHead
 from hyper_parallel.config.errors import ConfigError, Fault, RunError, raise_faults
 
@@ -89,16 +90,8 @@ class ModuleLoss(BaseLoss):
         if hasattr(self.module, "bind_model"):
             self.module.bind_model(model, distributed_setup)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """The module is in eval mode within, and each part of it as it was behind."""
-        was_training = [(part, part.training) for part in self.module.modules()]
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for part, training in was_training:
-                part.training = training
+    def evaluating(self) -> AbstractContextManager[None]:
+        return eval_mode([self.module])
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         prepare = getattr(self.module, "prepare_model_inputs", None)

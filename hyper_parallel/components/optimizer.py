@@ -175,17 +175,12 @@ class AdamW(OptimizersContainer):
         Raises:
             KeyError: a parameter of this optimizer is missing in `state_dict`.
         """
-        settings = [
-            [
-                {
-                    k: v
-                    for k, v in group.items()
-                    if k not in ("params", "lr", "betas" if "max_momentum" in group else "")
-                }
-                for group in optimizer.param_groups
-            ]
-            for optimizer in self.optimizers
-        ]
+
+        def own(group: dict[str, Any]) -> dict[str, Any]:
+            others = {"params", "lr"} | ({"betas"} if "max_momentum" in group else set())
+            return {key: value for key, value in group.items() if key not in others}
+
+        settings = [[own(group) for group in optimizer.param_groups] for optimizer in self.optimizers]
         super().load_state_dict(state_dict)
         for optimizer, kept in zip(self.optimizers, settings, strict=True):
             for group, values in zip(optimizer.param_groups, kept, strict=True):

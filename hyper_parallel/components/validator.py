@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.components.data import BaseDataLoader, TextDataLoader
+from hyper_parallel.components.eval_mode import eval_mode
 from hyper_parallel.components.loss import IGNORE_INDEX
 from hyper_parallel.config.configurable import Buildable, Configurable, slot
 from hyper_parallel.config.errors import Fault, RunError
@@ -89,20 +90,15 @@ class Validator(Configurable):
         assert self._start is not None
         platform, device = get_platform(), get_platform().device()
         rng_state = platform.rng_state()
-        # Of each module by itself: part of a model may be frozen in eval mode.
-        was_training = [(module, module.training) for part in self._model_parts for module in part.modules()]
-        for part in self._model_parts:
-            part.eval()
         try:
             self._dataloader.load_state_dict(self._start)
             loss_sum, valid_tokens = torch.zeros((), device=device), 0
-            for micro_batches in islice(self._dataloader, self._config.steps):
-                valid_tokens += sum(int((m["labels"] != IGNORE_INDEX).sum()) for m in micro_batches)
-                loss_sum = loss_sum + self._evaluate(micro_batches)
+            with eval_mode(self._model_parts):
+                for micro_batches in islice(self._dataloader, self._config.steps):
+                    valid_tokens += sum(int((m["labels"] != IGNORE_INDEX).sum()) for m in micro_batches)
+                    loss_sum = loss_sum + self._evaluate(micro_batches)
         finally:
             self._dataloader.close()
-            for module, training in was_training:
-                module.training = training
             platform.set_rng_state(rng_state)
         loss = float(all_reduce_sum(loss_sum, self._loss_group))
         tokens = int(all_reduce_sum(torch.tensor(valid_tokens, device=device), self._dp_group))

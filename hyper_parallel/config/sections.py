@@ -134,6 +134,10 @@ class ParallelismConfig(ConfigNode):
         """`reshard_after_forward`, the default resolved."""
         return self.pp == 1 if self.reshard_after_forward is None else self.reshard_after_forward
 
+    def sequence_ranks(self) -> int:
+        """Ranks that each have a part of the tokens of the residual stream."""
+        return self.tp if self.sequence_parallel else 1
+
     def smallest_world_size(self) -> int:
         """Ranks that the degrees ask for, with one for a dp_shard of -1."""
         fewest = self.ep // max(math.gcd(self.ep, self.cp), 1)  # ep divides dp_shard x cp

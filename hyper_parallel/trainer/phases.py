@@ -247,7 +247,7 @@ def build_dataset_loader(
         micro_batches=_micro_batches(config, parallel_dims),
         seq_len=training.seq_len,
         vocab_size=tokenizer.vocab_size,
-        row_parts=config.parallelism.tp if config.parallelism.sequence_parallel else 1,
+        row_parts=config.parallelism.sequence_ranks(),
     )
 
 

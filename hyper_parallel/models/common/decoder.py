@@ -330,11 +330,9 @@ class Decoder(BaseModel):
         self, rows: int, tokens: int, dtype: torch.dtype, parallelism: ParallelismConfig
     ) -> tuple[torch.Tensor, ...]:
         """The residual stream and, where they are balanced, what the routers before it did (`RouterStats`)."""
-        from hyper_parallel.models.common.decoder_sharding import sequence_ranks
-
         with torch.device("meta"):
             own_BT = self.rows(torch.empty(rows, tokens, dtype=torch.int64), None, None, None).input_ids_BT
-            own_tokens = own_BT.shape[1] // sequence_ranks(parallelism)
+            own_tokens = own_BT.shape[1] // parallelism.sequence_ranks()
             hidden_BTC = torch.empty(rows, own_tokens, self.config.hidden_size, dtype=dtype, requires_grad=True)
         return hidden_BTC, *self._router_boundary(rows, dtype)
 

@@ -56,11 +56,6 @@ def stream(parallelism: ParallelismConfig) -> NamedPlacement:
     return split(SEQUENCE) if parallelism.sequence_parallel else whole()
 
 
-def sequence_ranks(parallelism: ParallelismConfig) -> int:
-    """Ranks that each have a part of the tokens of the residual stream."""
-    return parallelism.tp if parallelism.sequence_parallel else 1
-
-
 def column_linear(*, bias: bool, argument: str = "x") -> ShardingConfig:
     """Each rank makes a part of the output features of the whole input."""
     states = {"weight": split(ROW)} | ({"bias": split(ROW)} if bias else {})

@@ -14,7 +14,6 @@ from hyper_parallel.models.common.context_parallel.boundaries import (
     own_part_of_rows,
     spread_head_attention,
 )
-from hyper_parallel.models.common.decoder_sharding import sequence_ranks
 from hyper_parallel.protocols.mesh import MeshAxisName
 from hyper_parallel.protocols.sharding import LocalMap, NamedPlacement, ShardingConfig, ShardingPlan
 
@@ -35,7 +34,7 @@ def with_context_parallel(
     def split(placement: NamedPlacement) -> NamedPlacement:
         return placement | {MeshAxisName.CP: Shard(1)}
 
-    unit = sequence_ranks(parallelism)
+    unit = parallelism.sequence_ranks()
     attention = ATTENTIONS[parallelism.cp_method]
 
     def over_tokens(heads: ShardingConfig) -> ShardingConfig:
@@ -67,7 +66,7 @@ def context_parallel_faults(num_attention_heads: int, parallelism: ParallelismCo
             "spreads over the ranks",
             "set a divisor, or cp_method ring or allgather",
         )
-    fewest = cp * sequence_ranks(parallelism)
+    fewest = cp * parallelism.sequence_ranks()
     if seq_len < fewest:
         factors = f"cp {cp} x tp {tp} = {fewest}" if parallelism.sequence_parallel else f"cp {cp}"
         yield Fault(
